@@ -13,7 +13,7 @@ import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.runs.history.history import History, ResponseVersions, SavedWeights, open_history
-from ckptcheck.runs.history.record import ProbeRecord, Record, SyncRecord
+from ckptcheck.runs.history.record import GapRecord, ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
 LAYERS = 3
@@ -80,6 +80,15 @@ class SyncTable(StrictTable, kw_only=True):
     """Mean |Δ| of a probe of 124 tokens, the largest being three times that; None: no probe."""
     floor: float | None = None
     """The model's floor, as the probe knows it."""
+    gap: float | None = None
+    """The gap that the job logged before the sync, about the tokens of the step before; None: it logged none."""
+    metric: str = "sampling/sampling_logp_difference/mean"
+    """What the job calls it."""
+    dtype: str = "float32"
+    """In which both sides compute."""
+    suspects: list[str] = []
+    coverage: float | None = None
+    odd: dict[str, str] = {}
     nbytes: int = 0
     """Bytes sent, as in `SyncRecord`."""
     payload: str = ""
@@ -171,6 +180,10 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         payload={"0.values": _digest(wanted.payload)} if wanted.payload else {},
         payload_bytes=wanted.payload_bytes if wanted.payload else 0,
         probe=None if wanted.probe is None else _make_probe(wanted.probe, wanted.floor),
+        gap=None if wanted.gap is None else _make_gap(wanted, index),
+        suspects=wanted.suspects,
+        coverage=wanted.coverage,
+        odd=wanted.odd,
         time="2026-01-01T00:00:00Z",
         sent=sent,
         held=held if wanted.held else {},
@@ -183,6 +196,12 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
 
 def _make_probe(mean: float, floor: float | None) -> ProbeRecord:
     return ProbeRecord(*((mean, 3 * mean) if math.isfinite(mean) else (None, None)), 124, floor)
+
+
+def _make_gap(wanted: SyncTable, index: int) -> GapRecord:
+    assert wanted.gap is not None
+    value = wanted.gap if math.isfinite(wanted.gap) else None
+    return GapRecord(wanted.metric, value, (index if wanted.step is None else wanted.step) - 1, wanted.dtype)
 
 
 def _matches_any(name: str, patterns: list[str]) -> bool:

@@ -13,7 +13,7 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
-from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
+from ckptcheck.runs.history.record import NO_BYTES, GapRecord, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
@@ -134,7 +134,16 @@ class History(EvidenceDefaults):
     """A checkpoint of the job; None if the user named none."""
     responses: ResponseVersions | None = None
     """The weight versions of the job's responses; None if the user named none."""
+    known_gaps: tuple[tuple[str, GapRecord], ...] | None = None
+    """Process and gap of all that a job has logged so far, for a watch that has fewer syncs than that; None: those of the syncs."""
     kind: str = "history"
+
+    @cached_property
+    def gaps(self) -> tuple[tuple[str, GapRecord], ...]:
+        """Process and gap, of every gap that the job logged, in their order."""
+        if self.known_gaps is not None:
+            return self.known_gaps
+        return tuple((sync.run, sync.gap) for sync in self.syncs if sync.gap is not None)
 
     @property
     def identities(self) -> Mapping[str, str]:

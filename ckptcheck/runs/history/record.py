@@ -67,6 +67,19 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """The file that has the logprobs, "" if they were not kept."""
 
 
+class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The gap between the logprobs of engine and trainer that the job itself logged, for the tokens of one step."""
+
+    name: str
+    """The metric, as the job calls it."""
+    value: float | None
+    """As it was logged; None where it was no finite number."""
+    step: int | None = None
+    """The step whose tokens it is about, counted as syncs are."""
+    dtype: str = ""
+    """In which both sides compute, the narrower of two; "" if that is not known."""
+
+
 class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
     """One weight sync as a record stores it. The field names are the file format."""
 
@@ -120,6 +133,16 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
     probe: ProbeRecord | None = None
     """The parity of both sides after the sync, None if it was not measured."""
+    gap: GapRecord | None = None
+    """The last gap that the job logged before this sync and after the one before; None if it logged none."""
+    coverage: float | None = None
+    """Share of the tensors that pass the watch which it looked at, in this sync or one of the last before; None if none passed."""
+    odd: dict[str, str] = {}
+    """``sent/name`` or ``held/rank/name`` of a tensor whose values are wrong by themselves → how: ``NaN``, ``Inf``, ``all zero``,
+    ``times 0.5`` (against what was sent, or against the sync before)."""
+    suspects: list[str] = []
+    """What lets the logprobs of equal weights differ, as the adapter of the framework saw it at this sync: ``the engine kept its
+    prefix cache``. Only a gap makes it a fault."""
 
     def __post_init__(self) -> None:
         """Keep a loss that JSON has no number for."""

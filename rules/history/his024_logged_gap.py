@@ -1,0 +1,192 @@
+"""The gap between engine and trainer that the job logs is larger than equal weights make it.
+
+## What it checks
+The job's own metric, one number a step: `sampling/sampling_logp_difference/mean` (TRL), `rollout_corr/k3_kl` or
+`training/rollout_probs_diff_mean` (verl), `token_mult_prob_error` (NeMo-RL), `train_rollout_logprob_abs_diff` (slime, miles),
+`policy/rollout_train_logprobs_abs_diff_mean` (SkyRL), `mismatch_kl` (prime-rl), `behave_approx_kl` (AReaL), `vllm_kl` (OpenRLHF).
+All are read as a mean |Δ| in nats a token.
+- **From the start.** Until three sound values are known, the limit is 5e-4 where both sides compute in float32, else 0.05.
+- **A jump.** Then it is five times the median of the last sound values, or more where these vary more. Two of three values beyond
+  the limit count, or one that is five times the limit; a gap below 1e-5 never does.
+- **A drift.** Values that stay three times above those of the start, by a cumulative sum, and above half of the first limit.
+- The finding names what the record shows of the cause: the adapter saw a prefix cache that was kept or other sampling settings;
+  or the engine held every tensor as it was sent, so that the sync is not at fault.
+
+## Why it matters
+- The engine draws tokens from another policy than the one that is trained. Ratios are clipped or corrected, and the cause stays.
+
+## How to fix
+- Another finding at the same step names the tensor or the sync that is at fault: begin there.
+- Else compare how both sides compute: the prefix cache after a sync, temperature and penalties, processed or raw logprobs, dtype.
+  `WatchCallback(probe=10)` or `Watch(probe=…)` separates weights from sampling; `ckptcheck parity why` goes on from there.
+
+## When it can be wrong
+- In an asynchronous job the trainer has later weights than those that drew the tokens, and the gap grows with that lag. Of prime-rl
+  and AReaL the first five values are left out for it.
+- In bfloat16 the gap grows with training, by as much as three times the start's, and above half of the limit: that is a warning.
+- A mixture of experts without router replay may be above 0.05 from the start.
+
+## Seen in
+huggingface/trl#5142 (weights that are discarded at wake-up), NovaSky-AI/SkyRL#1680 (a corrupt policy from the first sync on);
+NeMo-RL's guide to GRPO names an upward drift of 1 to 2 % a fault of the weight update
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from math import exp, log
+from statistics import median
+
+from ckptcheck import Problem, rule
+from ckptcheck.rollouts.curves import find_lasting
+from ckptcheck.rollouts.gap_summary import FLOORS
+from ckptcheck.runs.history.history import History, tensors_stored_as_sent
+from ckptcheck.runs.history.logged_gap import LOGGED, find_logged
+from ckptcheck.runs.history.record import GapRecord, SyncRecord
+
+BEYOND = 5.0
+"""How many times its floor, or its usual value, a gap may be, as in HIS016."""
+LARGEST = 0.05
+"""Nats: NeMo-RL's limit for equal precision is a mult_prob_error of 1.05."""
+LEAST = 1e-5
+"""Nats: a tenth of what float32 usually makes. A smaller gap hurts no training."""
+ENOUGH, LAG = 3, 5
+"""Sound values that say what is usual; and the first values of a job that fills a queue, which do not."""
+WINDOW = 8
+"""Sound values of which the median is usual, and after which a gap has come to an end."""
+SIGMAS = 5.0
+DRIFT = 3.0
+"""How many times the start's value a drift has to reach; a gap that is usual may become so large whatever the first limit was."""
+
+
+@dataclass
+class _Departure:
+    """Values that are beyond what is usual, as places in the series."""
+
+    kind: str
+    places: list[int]
+    usual: float
+
+
+@rule("HIS024", "logged-gap", severity="error", on="history", when=lambda history: bool(history.gaps))
+def check(history: History) -> Iterator[Problem]:
+    series: dict[tuple[str, str], list[GapRecord]] = {}
+    for run, gap in history.gaps:
+        if find_logged(gap.name):
+            series.setdefault((run, gap.name), []).append(gap)
+    for (run, name), gaps in series.items():
+        broken = [gap for gap in gaps if gap.value is None]
+        if broken:
+            yield Problem(
+                f"{_label(broken[0], gaps)}: {name} is no finite number",
+                hint="ckptcheck scan says whether a save's weights are finite; if they are, one side overflows",
+            )
+        finite = [gap for gap in gaps if gap.value is not None]
+        values = [LOGGED[find_logged(name)].nats(gap.value or 0.0) for gap in finite]
+        limit = min(LARGEST, BEYOND * FLOORS.get(gaps[-1].dtype, LARGEST))
+        for departure in _find_departures(values, limit, is_lagging=LOGGED[find_logged(name)].is_lagging):
+            yield _describe(history, run, finite, values, departure, limit)
+
+
+def _find_departures(values: Sequence[float], limit: float, *, is_lagging: bool) -> list[_Departure]:
+    """Return where a series of gaps, in nats, is beyond its limit from the start or after a jump, or else drifts.
+
+    limit: of the first values.
+    """
+    found: list[_Departure] = []
+    sound: list[float] = []
+    alone = -WINDOW
+    """Place of the last value beyond the limit that does not count by itself."""
+    for place, value in enumerate(values):
+        known = sound[LAG:] if is_lagging else sound
+        usual = median(known[-WINDOW:]) if len(known) >= ENOUGH else 0.0
+        most = _find_limit(known[-WINDOW:], usual, limit)
+        if value <= most:
+            sound.append(value)
+        elif found and place - found[-1].places[-1] <= WINDOW:
+            found[-1].places.append(place)
+        elif value > BEYOND * most or place - alone < ENOUGH:
+            places = [alone, place] if place - alone < ENOUGH else [place]
+            found.append(_Departure("jump" if usual else "start", places, usual))
+        else:
+            alone = place
+    return found or _find_drift(values, LAG if is_lagging else 0, limit)
+
+
+def _find_limit(sound: Sequence[float], usual: float, limit: float) -> float:
+    """Return the largest sound value. usual: the median of the sound values before; 0 where they are too few."""
+    if not usual:
+        return limit
+    logs = [log(max(value, LEAST / 10)) for value in sound]
+    spread = 1.4826 * median(abs(each - median(logs)) for each in logs)
+    return max(LEAST, min(usual * max(BEYOND, exp(min(SIGMAS * spread, BEYOND))), max(limit, DRIFT * usual)))
+
+
+def _find_drift(values: Sequence[float], first: int, limit: float) -> list[_Departure]:
+    """Return the drift of a series without a jump, as a list of one. first: the place at which its start begins."""
+    begin = first + WINDOW
+    start, later = values[first:begin], values[begin:]
+    if len(later) < WINDOW:
+        return []
+    logs = [log(max(value, LEAST / 10)) for value in values]
+    place = find_lasting(logs[begin:], list(islice(cycle(logs[first:begin]), len(later))), log(DRIFT) / 2)
+    reached = median(later[-WINDOW:])
+    if place is None or reached < DRIFT * median(start) or reached < limit / 2:
+        return []
+    return [_Departure("drift", list(range(begin + place, len(values))), median(start))]
+
+
+def _describe(
+    history: History, run: str, gaps: list[GapRecord], values: list[float], departure: _Departure, limit: float
+) -> Problem:
+    first, last = gaps[departure.places[0]], gaps[departure.places[-1]]
+    shown = f"{first.name} is {first.value:.3g}"
+    if departure.kind == "start":
+        shown += f" from the start, and equal weights {_describe_dtype(first.dtype)} differ by at most {limit:g} nats a token"
+    elif departure.kind == "jump":
+        shown += f", {values[departure.places[0]] / departure.usual:,.3g} times what it was"
+    else:
+        shown += f" and grows to {last.value:.3g}, {values[departure.places[-1]] / departure.usual:.2g} times that of the start"
+    if len(departure.places) > 1 and departure.kind != "drift":
+        most = max(departure.places, key=values.__getitem__)
+        shown += f"; it shows at {len(departure.places):,} steps, last at {_label(last, gaps)}, and reaches {gaps[most].value:.3g}"
+    cause, hint = _find_cause(history, run, first)
+    is_error = max(values[place] for place in departure.places) > limit and departure.kind != "drift"
+    return Problem(
+        f"{_label(first, gaps)}: {shown}{cause}",
+        hint=hint,
+        severity=None if is_error else "warning",
+    )
+
+
+def _find_cause(history: History, run: str, gap: GapRecord) -> tuple[str, str]:
+    """Return what the record shows of the cause, for the end of the message, and what to do."""
+    before = [sync for sync in history.syncs if sync.run == run and sync.ok and _is_until(sync, gap)]
+    sync = before[-1] if before else None
+    if sync is not None and sync.suspects:
+        return f"; {'; '.join(sync.suspects)}", "set it as the trainer computes, and the gap goes"
+    if sync is not None and sync.sent and not (sync.group or sync.partial or sync.unseen):
+        as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
+        if as_sent >= sync.sent.keys():
+            return (
+                "; the engine held all that was sent, so the weights of that sync are not at fault",
+                "look at how both sides compute: the prefix cache, temperature and penalties, raw logprobs, what changes the"
+                " engine's weights after a sync (a wake-up), weights that the trainer does not send (a tied head)",
+            )
+    return (
+        "",
+        "another finding at this step names the cause, if it lies in the sync; else compare the prefix cache, the sampling settings"
+        " and the dtypes of both sides: ckptcheck parity why separates them",
+    )
+
+
+def _is_until(sync: SyncRecord, gap: GapRecord) -> bool:
+    return sync.step is None or gap.step is None or sync.step <= gap.step
+
+
+def _label(gap: GapRecord, gaps: Sequence[GapRecord]) -> str:
+    return f"step {gap.step}" if gap.step is not None else f"value {gaps.index(gap) + 1}"
+
+
+def _describe_dtype(dtype: str) -> str:
+    return f"in {dtype}" if dtype else "in bfloat16"
