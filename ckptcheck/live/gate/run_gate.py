@@ -16,7 +16,7 @@ from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.live_arguments import SUGGESTIONS
 from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.rule import SEVERITIES
-from ckptcheck.live.gate.gate_file import STAGES, GateRequest
+from ckptcheck.live.gate.gate_file import ALL_STAGES, STAGES, GateRequest
 from ckptcheck.live.gate.plan import Stage, plan_stages
 from ckptcheck.live.gate.run_call import run_call
 from ckptcheck.live.gate.unseen import describe_unseen
@@ -115,7 +115,8 @@ def run_gate(
                 except KeyboardInterrupt as error:
                     interruption = result.not_checked = str(error) or "interrupted"
     left_out = [StageResult(name, left_out="it is left out") for name in STAGES[1:] if name not in request.stages]
-    report = _join(job, preflight, request, sorted((*results, *left_out), key=lambda result: STAGES.index(result.name)))
+    results = sorted((*results, *left_out), key=lambda result: ALL_STAGES.index(result.name))
+    report = _join(job, preflight, request, results)
     replace_file(folder / PAGE, render_page([report]).encode())
     observer.log(f"gate: the page is {folder / PAGE}")
     return report

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.live_arguments import DTYPES, choose_trainer, find_dtypes, resolve_engine_dtype
+from ckptcheck.live.gate.gate_file import FIRST_STEP
 from ckptcheck.text.formatting import join_words
 
 OWN_TRIALS = ("refit", "parity")
@@ -39,7 +40,7 @@ def describe_unseen(job: Job, ran: Collection[str]) -> Iterator[str]:
     played = "" if backend in (None, trainer) else f" in place of {backend}"
     yield (
         f"{join_words(own)} started a trainer ({trainer}{played}) and {job.engine} of ckptcheck's own: {job.framework}'s processes,"
-        " its own sync and its loss did not run"
+        " its own sync and its loss did not run" + ("" if FIRST_STEP in ran else "; --first-step runs them")
     )
     yield from _describe_dtypes(job)
     unusual = [name for name, usual in USUAL.items() if job[name].is_known and job[name].value not in usual]

@@ -73,7 +73,7 @@ def test_a_gate_says_what_its_trials_do_not_repeat(tmp_path: Path) -> None:
     assert list(describe_unseen(job, ["preflight", "scan"])) == []
     assert list(describe_unseen(job, ["preflight", "refit"])) == [
         "refit started a trainer (transformers) and vllm of ckptcheck's own:"
-        " TRL's processes, its own sync and its loss did not run",
+        " TRL's processes, its own sync and its loss did not run; --first-step runs them",
         "the job's trainer computes in float16, float32 was tried",
         "the dtype of the job's engine is not known, float32 was tried",
         "not repeated: trainer.lora on (train.yaml:8), rollout.min_p 0.1 (train.yaml:9)",
