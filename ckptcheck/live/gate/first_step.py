@@ -215,6 +215,8 @@ def _run_command(call: FirstStepCall, folder: Path, log: JobLog, observer: Obser
     else:
         command[1:1] = call.before
         command += call.words
+    if shutil.which(command[0]) is None:
+        raise CkptcheckError(f"{command[0]} is not on the PATH", hint="run the gate in the environment of the job")
     observer.log(f"gate: {shlex.join(call.command)}, for its first step; its output goes to {folder / 'log.txt'}")
     with SignalGuard(), WorkerClient(Path(sys.executable), "ckptcheck_worker.command", name="first-step") as worker:
         code = None

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def _find_command(
     if is_script:
         return ["bash", file], list(job.launch), ""
     if file.endswith(".py"):
-        return ["python", file], [], ""
+        return ["python" if shutil.which("python") else "python3", file], [], ""
     if first_step.program and len(names) == 1:
         return [*first_step.program, file], [], ""
     return [], [], f"{file} is a configuration: name the script that starts the job, or command in [{FIRST_STEP}]"

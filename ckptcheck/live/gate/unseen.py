@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from ckptcheck.framework_folders import list_frameworks_with
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.live_arguments import DTYPES, choose_trainer, find_dtypes, resolve_engine_dtype
 from ckptcheck.live.gate.gate_file import FIRST_STEP
@@ -38,9 +39,13 @@ def describe_unseen(job: Job, ran: Collection[str]) -> Iterator[str]:
     trainer = choose_trainer(job)
     backend = job.text("trainer.backend")
     played = "" if backend in (None, trainer) else f" in place of {backend}"
+    if FIRST_STEP in ran:
+        rest = "; first-step did"
+    else:
+        rest = "; --first-step runs them" if job.reader.replace("-", "_") in list_frameworks_with("first_step") else ""
     yield (
         f"{join_words(own)} started a trainer ({trainer}{played}) and {job.engine} of ckptcheck's own: {job.framework}'s processes,"
-        " its own sync and its loss did not run" + ("" if FIRST_STEP in ran else "; --first-step runs them")
+        f" its own sync and its loss did not run{rest}"
     )
     yield from _describe_dtypes(job)
     unusual = [name for name, usual in USUAL.items() if job[name].is_known and job[name].value not in usual]

@@ -15,6 +15,7 @@ from ckptcheck.live.gate.plan import Stage, plan_stages
 from ckptcheck.live.gate.unseen import describe_unseen
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.live.gate.test_gate import JOB
+from tests.paths import ROOT
 
 FUNCTIONS = {name: getattr(ckptcheck, name) for name in ("scan", "refit", "record_rollouts", "score_rollouts", "judge")}
 
@@ -71,6 +72,9 @@ def test_a_gate_says_what_its_trials_do_not_repeat(tmp_path: Path) -> None:
     path.write_text(JOB + "use_peft: true\ngeneration_kwargs: {min_p: 0.1}\nfp16: true\n", encoding="utf-8")
     job = open_job([str(path)], framework="trl")
     assert list(describe_unseen(job, ["preflight", "scan"])) == []
+    (sentence, *_) = describe_unseen(job, ["refit", "parity", "first-step"])
+    assert sentence.startswith("refit and parity started")
+    assert sentence.endswith(" did not run; first-step did")
     assert list(describe_unseen(job, ["preflight", "refit"])) == [
         "refit started a trainer (transformers) and vllm of ckptcheck's own:"
         " TRL's processes, its own sync and its loss did not run; --first-step runs them",
@@ -78,3 +82,5 @@ def test_a_gate_says_what_its_trials_do_not_repeat(tmp_path: Path) -> None:
         "the dtype of the job's engine is not known, float32 was tried",
         "not repeated: trainer.lora on (train.yaml:8), rollout.min_p 0.1 (train.yaml:9)",
     ]
+    slime = open_job([str(ROOT / "docs/gate/slime/run.sh")], scan=False)
+    assert next(describe_unseen(slime, ["refit"])).endswith("slime's processes, its own sync and its loss did not run")
