@@ -97,6 +97,10 @@ class Document:
     """Package → its version, where a file pins one."""
     script: str = ""
     """The Python module or program that a launch line starts."""
+    launch: tuple[str, ...] = ()
+    """The words of the command that starts the job, without their unknown parts."""
+    is_in_code: bool = False
+    """Whether a Python script makes the configuration, and reads no command line for it."""
     engine_script: str = ""
     """The program of the launch script's other command, which starts the job's engine; "" where it has none."""
     is_incomplete: bool = False
@@ -202,6 +206,7 @@ class Document:
         self.replaced |= other.replaced
         self.defaulted |= other.defaulted
         self.script = other.script or self.script
+        self.launch, self.is_in_code = (other.launch or self.launch), other.is_in_code or self.is_in_code
         self.engine_script = other.engine_script or self.engine_script
         self.is_incomplete |= other.is_incomplete
         self.is_composed |= other.is_composed

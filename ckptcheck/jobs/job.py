@@ -141,6 +141,12 @@ class Job(EvidenceDefaults):
     """The first file, as the user names it."""
     framework: str
     """The framework's name for display."""
+    reader: str = ""
+    """The framework's name for ``--framework``."""
+    launch: tuple[str, ...] = ()
+    """The words of the command that starts it, without their unknown parts; () where no script does."""
+    is_in_code: bool = False
+    """Whether a Python script makes its configuration, and reads no command line for it."""
     settings: dict[str, Setting] = field(default_factory=dict)
     """Name in `FIELDS` → setting."""
     unknown_keys: list[UnknownKey] = field(default_factory=list)

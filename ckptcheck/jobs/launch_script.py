@@ -76,6 +76,7 @@ def read_launch_script(
         what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
         raise NoLaunch(f"{name} starts {what}", hint=f"known are {', '.join(frameworks)}")
     words, document, framework = found
+    document.launch = tuple(word.text for word in words)
     read_engine_command(commands, framework, document, files.name(path))
     exports = {
         variable: Leaf(word.text, variable, word.file or files.name(path), word.line or None, word.reason)
@@ -148,6 +149,7 @@ def _find_python_launch(
             script = files.beside(word.text, path.parent) if word.text.endswith(".py") and not word.reason else None
             if script is not None and (found := read_python_job(script, files.name(script), files, frameworks)):
                 document, framework = found
+                document.is_in_code = not document.takes_flags
                 if document.takes_flags:
                     document = _add_flags(document, command, framework, files, path, given)
                 return command, document, framework

@@ -18,6 +18,11 @@ SWITCHES = {
 }
 """Switch of the engine → the job's setting that it repeats."""
 DTYPES = ("float32", "bfloat16")
+AUTO = {"vllm": "bfloat16", "sglang": "float16"}
+"""Engine → in what its dtype ``auto`` computes where the checkpoint is stored in float32: the first dtype of the device
+(vLLM 0.32.0, `_resolve_auto_dtype`), and float16 but for Gemma (SGLang 0.5.23, configs/model_config.py)."""
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Argument of ``parity record`` and setting of the rollout → the value that changes nothing."""
 LAYOUT = {"tp": "trainer.tp", "pp": "trainer.pp", "ep": "trainer.ep"}
 """Argument of a trainer of Megatron → the job's setting."""
 
@@ -27,7 +32,10 @@ Arguments = dict[str, str | float | bool | list[str]]
 
 def list_refit_arguments(job: Job) -> Arguments:
     """Return the arguments of ``refit`` beside the source."""
-    arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job), **list_dtype(job)}
+    arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job)}
+    trainer, engine = find_dtypes(job)
+    arguments |= {"dtype": trainer} if trainer else {}
+    arguments |= {"engine_dtype": engine} if engine != trainer and engine else {}
     if job.flag("update.clears_cache"):
         arguments["clear_cache"] = True
     return arguments
@@ -35,8 +43,12 @@ def list_refit_arguments(job: Job) -> Arguments:
 
 def list_record_arguments(job: Job) -> Arguments:
     """Return the arguments of ``parity record`` beside the source: the job's sampling, on an engine set up as the job's."""
-    arguments = {**_list_engine(job), **list_dtype(job)}
+    dtype = find_dtypes(job)[1]
+    arguments = {**_list_engine(job), **({"dtype": dtype} if dtype else {})}
     arguments |= _list_numbers(job, {"temperature": "rollout.temperature", "top_p": "rollout.top_p"})
+    for name, neutral in PENALTIES.items():
+        if (penalty := job.number(f"rollout.{name}")) is not None and penalty != neutral:
+            arguments[name] = penalty
     if (top_k := job.number("rollout.top_k") or 0) > 0:
         arguments["top_k"] = _whole(top_k)
     switches = [("logprobs", job.text("engine.logprobs"))]
@@ -50,7 +62,8 @@ def list_record_arguments(job: Job) -> Arguments:
 
 def list_score_arguments(job: Job) -> Arguments:
     """Return the arguments of ``parity score`` beside the rollouts and the source."""
-    arguments: Arguments = {"trainer": choose_trainer(job), **_list_layout(job), **list_dtype(job)}
+    dtype = find_dtypes(job)[0]
+    arguments: Arguments = {"trainer": choose_trainer(job), **_list_layout(job), **({"dtype": dtype} if dtype else {})}
     if job.flag("trainer.fp32_head"):
         arguments["head_fp32"] = True
     return arguments
@@ -62,9 +75,29 @@ def choose_trainer(job: Job) -> str:
 
 
 def list_dtype(job: Job) -> Arguments:
-    """Return the dtype that trainer and engine compute in, where both can."""
+    """Return the dtype that the trainer computes in, where both sides can."""
     dtype = job.text("trainer.dtype")
     return {"dtype": dtype} if dtype in DTYPES else {}
+
+
+def find_dtypes(job: Job) -> tuple[str | None, str | None]:
+    """Return the dtypes in which trainer and engine compute, each that of the other side where it is not known.
+
+    None: neither is known, or the side computes in one that the live verbs do not take (float16).
+    """
+    trainer, engine = job.text("trainer.dtype"), resolve_engine_dtype(job)
+    known = trainer or engine, engine or trainer
+    return known[0] if known[0] in DTYPES else None, known[1] if known[1] in DTYPES else None
+
+
+def resolve_engine_dtype(job: Job) -> str | None:
+    """Return the dtype in which the job's engine computes: for ``auto`` by the checkpoint, where that is on this machine."""
+    dtype = job.text("engine.dtype")
+    if dtype != "auto":
+        return dtype
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    stored = checkpoint.dtype if checkpoint is not None else None
+    return AUTO.get(job.engine) if stored == "float32" else stored
 
 
 def _list_layout(job: Job) -> Arguments:
@@ -89,7 +122,7 @@ def _whole(number: float) -> float:
 DUMPS = ("0_dump_path/update_actor", "0_dump_path/generate_sequences")
 """The trainer's and the engine's dump, where the guide of verl and msProbe puts them."""
 
-SETTINGS = ("clear_cache",)
+SETTINGS = ("clear_cache", "engine_dtype")
 """Arguments that the command line takes by --set."""
 SUGGESTIONS = "Then, on the real engine and trainer"
 """Title of the section with the commands."""

@@ -129,6 +129,7 @@ def _read_job(
     document.environment |= find_environment(document)
     document.environment |= files.environment
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
+    job.reader, job.launch, job.is_in_code = reader.name, document.launch, document.is_in_code
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = document.refusals if reader.is_hydra else []
     job.takes_flags = "" if overrides or len(paths) > 1 else document.takes_flags
@@ -265,6 +266,7 @@ def _read_document(
             whole.update(part)
         elif path.suffix == ".py":
             part, reader = require_python_job(path, name, files, [reader] if reader else list_frameworks().values())
+            part.launch, part.is_in_code = ("python", name), not part.takes_flags
             whole.update(part)
         else:
             raise CkptcheckError(

@@ -32,11 +32,17 @@ def gate(
     stages: Annotated[
         Words,
         Option(
-            "The stages that run: preflight, scan, refit, parity.",
-            shown="as the gate file says, else all",
+            "The stages that run: preflight, scan, refit, parity, first-step.",
+            shown="as the gate file says, else all but first-step",
             has_commas=True,
         ),
     ] = (),
+    first_step: Annotated[
+        bool | None,
+        Option(
+            "Last, run the job's own command for its first step, with a watch on its engine; needs what the job needs."
+        ),
+    ] = None,
     go_on: Annotated[bool | None, Option("Run the later stages although an earlier one has findings.")] = None,
     folder: Annotated[
         StrPath | None,
@@ -73,7 +79,7 @@ def gate(
     import time
 
     began = time.monotonic()
-    from ckptcheck.live.gate.gate_file import STAGES, parse_duration, read_gate_request
+    from ckptcheck.live.gate.gate_file import ALL_STAGES, FIRST_STEP, parse_duration, read_gate_request
     from ckptcheck.live.gate.plan import FUNCTIONS, check_options
     from ckptcheck.live.gate.run_gate import run_gate
     from ckptcheck.verbs.judge import judge
@@ -93,11 +99,14 @@ def gate(
     request = replace(
         request,
         deadline=request.deadline if deadline is None else parse_duration(deadline),
-        stages=choose_subset(several(stages), STAGES, "--stages") if stages else request.stages,
+        stages=choose_subset(several(stages), ALL_STAGES, "--stages") if stages else request.stages,
         goes_on=request.goes_on if go_on is None else go_on,
         folder=to_path(folder) or request.folder,
         model=request.model if model is None else os.fspath(model),
     )
+    if first_step is not None:
+        kept = [stage for stage in request.stages if stage != FIRST_STEP]
+        request = replace(request, stages=(*kept, FIRST_STEP) if first_step else tuple(kept))
     check_options(request, functions)
     options = {
         stage: _check_values(stage, table, [find_verb(functions[name]) for name in FUNCTIONS[stage]])

@@ -16,6 +16,7 @@ from ckptcheck.verbs.options import (
     CheckWeights,
     ComputeDtype,
     DespiteErrors,
+    Dtype,
     EngineGpus,
     EngineMode,
     EngineName,
@@ -124,6 +125,10 @@ def refit(
     engine_ep: Annotated[
         int, Setting("Expert parallelism of the engine, within the ranks of --engine-tp.", within=FROM_ONE)
     ] = 1,
+    engine_dtype: Annotated[
+        Dtype | None,
+        Setting("What the engine computes in, where your job has another dtype there (vLLM's auto).", shown="--dtype"),
+    ] = None,
     engine_mode: EngineMode = "plain",
     engine_gpus: EngineGpus = None,
     engine_python: EnginePython = None,
@@ -165,7 +170,7 @@ def refit(
     chosen_transport = registry.choose_transport(engine, transport)
     require_engine_layout(engine, tp=engine_tp, ep=engine_ep)
     if quantize is not None:
-        check_quantization(quantize, engine, chosen_transport, dtype)
+        check_quantization(quantize, engine, chosen_transport, engine_dtype or dtype)
     if record is not None:
         Record(Path(record)).check_writable()
     settings = TrialSettings(
@@ -190,7 +195,9 @@ def refit(
     record_error: CkptcheckError | None = None
     with run_live_trial(
         trial_source, settings,
-        TrialEngine(engine, engine_tp, engine_mode, several(switch), engine_gpus, to_path(engine_python), engine_ep),
+        TrialEngine(
+            engine, engine_tp, engine_mode, several(switch), engine_gpus, to_path(engine_python), engine_ep, engine_dtype
+        ),
         TrialTrainer(trainer, tp, pp, ep, device, trainer_gpus, to_path(trainer_python)),
         dtype=dtype, quantization=quantization, observer=observer,
     ) as trace:  # fmt: skip

@@ -1,7 +1,8 @@
 """The trainer's loss, or the logprobs of a probe, are no finite numbers.
 
 ## What it checks
-- The loss of each sync, where the job gives it, is neither NaN nor infinite.
+- The loss of each sync, where the job gives it, is neither NaN nor infinite. `ckptcheck gate --first-step` also
+  reads the gradient norm.
 - Each probe (`Watch(probe=…)`) got a finite logprob for every token from both sides.
 
 ## Why it matters
@@ -26,7 +27,7 @@ from ckptcheck.runs.history.history import History
 from ckptcheck.runs.history.record import SyncRecord
 
 KINDS: tuple[tuple[str, Callable[[SyncRecord], bool]], ...] = (
-    ("the trainer's loss is no finite number", lambda sync: sync.not_finite),
+    ("the trainer's loss or gradient is no finite number", lambda sync: sync.not_finite),
     (
         "the logprobs of the fixed tokens are no finite numbers",
         lambda sync: sync.probe is not None and (sync.probe.mean is None or sync.probe.most is None),

@@ -28,6 +28,9 @@ HARMLESS = {"multiprocessing.Pipe", "multiprocessing.connection.Connection", "mu
 ALLOWED = {
     "ckptcheck/runners/child_python.py": {"subprocess.run", "subprocess.Popen"},
     "ckptcheck/values/hatch_build.py": {"subprocess.run"},  # a C compiler
+    "ckptcheck/live/runtime/worker/ckptcheck_worker/command.py": {
+        "subprocess.Popen"
+    },  # the user's own, by gate --first-step
     # These run inside of an engine's worker, whose working directory is a folder of its own.
     "ckptcheck/live/runtime/worker/ckptcheck_worker/http_server.py": {"subprocess.Popen"},
     "ckptcheck/live/runtime/worker/ckptcheck_worker/forkserver_copy.py": {"multiprocessing"},

@@ -46,6 +46,7 @@ ELSEWHERE: dict[str, str] = {
         ckptcheck/rollouts/json_text.py:read_text_lines ckptcheck/rollouts/lines.py:read_lines
         ckptcheck/rollouts/lines.py:is_rollout_lines ckptcheck/rollouts/convert/detect.py:_load_content
         ckptcheck/runs/history/record.py:_lines ckptcheck/runs/history/record.py:_ends_with_newline""",
+    "the log of a command that runs, a piece at a time": "ckptcheck/live/gate/first_step.py:read_on",
     "written to, or flushed to its disk": """
         ckptcheck/runs/history/record.py:check_writable ckptcheck/runs/history/record.py:append""",
     "bytes in memory": "ckptcheck/rollouts/convert/routing_payload.py:_from_npy",

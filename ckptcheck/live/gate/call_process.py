@@ -18,6 +18,9 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.observer import Observer
 
+FIRST_STEP = "first_step"
+"""The call that is no function of the API."""
+
 
 class StderrObserver(Observer):
     """Writes messages to stderr, which is the gate's own."""
@@ -48,10 +51,17 @@ def main() -> None:
 
 
 def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:
-    """Call a function of the API, and return its reports as JSON; [] if it returns anything else."""
+    """Call a function of the API, or run the job's first step; return the reports as JSON, [] for anything else."""
     import ckptcheck
     from ckptcheck.linter.report import Report, Reports
 
+    if name == FIRST_STEP:
+        import msgspec
+
+        from ckptcheck.live.gate.first_step import FirstStepCall, run_first_step
+
+        call = msgspec.convert(arguments, FirstStepCall)
+        return [report.to_dict() for report in run_first_step(call, StderrObserver())]
     positional = arguments.pop("*", [])
     function = getattr(ckptcheck, name)
     outcome = function(*positional, **arguments, observer=StderrObserver())

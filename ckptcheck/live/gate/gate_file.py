@@ -16,16 +16,19 @@ from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_words
 from ckptcheck.text.toml_text import read_toml_file
 
+FIRST_STEP = "first-step"
+"""The stage that runs the job's own command. A gate has it only where the user asks for it by name."""
 STAGES = ("preflight", "scan", "refit", "parity")
 """The stages of a gate, in the order of their cost."""
+ALL_STAGES = (*STAGES, FIRST_STEP)
 KEYS = {
     "job": "a file, or a list of files and key=value overrides",
     "model": "the path of a checkpoint",
     "deadline": 'a time such as "10 min"',
-    "stages": f"a list of some of {', '.join(STAGES)}",
+    "stages": f"a list of some of {', '.join(ALL_STAGES)}",
     "go-on": "true or false",
     "folder": "the path of a folder",
-    **dict.fromkeys(STAGES, "a table"),
+    **dict.fromkeys(ALL_STAGES, "a table"),
 }
 """Key of a gate file → the form of its value."""
 UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
@@ -104,7 +107,7 @@ def _read_table(table: dict[str, Any], path: Path, overrides: Sequence[str]) -> 
         deadline = parse_duration(table["deadline"]) if "deadline" in table else None
     except CkptcheckError as error:
         raise CkptcheckError(f"{path}: deadline: {error.message}", error.hint) from error
-    stages = tuple(stage for stage in STAGES if stage in table.get("stages", STAGES))
+    stages = tuple(stage for stage in ALL_STAGES if stage in table.get("stages", STAGES))
     unused = [stage for stage in STAGES if stage in table and stage not in stages]
     if unused:
         raise CkptcheckError(
@@ -119,7 +122,7 @@ def _read_table(table: dict[str, Any], path: Path, overrides: Sequence[str]) -> 
         model=_anchor(table["model"], path.parent) if "model" in table else None,
         options={
             stage: {key.replace("-", "_"): value for key, value in table[stage].items()}
-            for stage in STAGES
+            for stage in ALL_STAGES
             if stage in table
         },
         file=path,
@@ -127,10 +130,10 @@ def _read_table(table: dict[str, Any], path: Path, overrides: Sequence[str]) -> 
 
 
 def _has_form(key: str, value: Any) -> bool:
-    if key in STAGES:
+    if key in ALL_STAGES:
         return isinstance(value, dict)
     if key == "stages":
-        return isinstance(value, list) and bool(value) and all(stage in STAGES for stage in value)
+        return isinstance(value, list) and bool(value) and all(stage in ALL_STAGES for stage in value)
     if key == "go-on":
         return isinstance(value, bool)
     if key == "deadline":

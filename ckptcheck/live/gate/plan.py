@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
+import os
+import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +15,21 @@ from typing import Any
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.framework_folders import find_framework_data, list_frameworks_with, load_framework_file
+from ckptcheck.jobs.files import SHELL
+from ckptcheck.jobs.first_step import FirstStep
 from ckptcheck.jobs.job import Job, NamedCheckpoint
-from ckptcheck.jobs.live_arguments import ENGINES, list_record_arguments, list_refit_arguments, list_score_arguments
-from ckptcheck.live.gate.gate_file import GateRequest
+from ckptcheck.jobs.launch import OVERRIDE
+from ckptcheck.jobs.live_arguments import (
+    ENGINES,
+    list_record_arguments,
+    list_refit_arguments,
+    list_score_arguments,
+    resolve_engine_dtype,
+)
+from ckptcheck.jobs.open_job import list_frameworks
+from ckptcheck.live.gate.gate_file import FIRST_STEP, GateRequest
+from ckptcheck.live.gate.launch_words import write_shell_file
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import join_words
 
@@ -22,6 +38,7 @@ FUNCTIONS = {
     "scan": ("scan",),
     "refit": ("refit",),
     "parity": ("record_rollouts", "score_rollouts", "judge"),
+    "first-step": (),
 }
 """Stage → the functions of `ckptcheck.verbs` that it calls, in their order."""
 OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "pictures", "record")
@@ -51,13 +68,16 @@ def check_options(request: GateRequest, functions: Mapping[str, Callable[..., An
     """Raise CkptcheckError for an argument that no function of its stage takes. functions: name → function of `ckptcheck.verbs`."""
     for stage, options in request.options.items():
         known = {name for function in FUNCTIONS[stage] for name in _list_names(functions[function])} - {*OWN}
+        known |= {"command"} if stage == FIRST_STEP else set()
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), 1)
                 raise CkptcheckError(
                     f"[{stage}] takes no {clip(name.replace('_', '-'))}"
                     + (f"; did you mean {near[0].replace('_', '-')}?" if near else ""),
-                    hint=f"it takes the options of {join_words([f'ckptcheck.{name}' for name in FUNCTIONS[stage]])}",
+                    hint=f"it takes the options of {join_words([f'ckptcheck.{name}' for name in FUNCTIONS[stage]])}"
+                    if FUNCTIONS[stage]
+                    else f"it takes {join_words(sorted(known))}",
                 )
 
 
@@ -65,7 +85,7 @@ def plan_stages(
     job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path
 ) -> tuple[Stage, ...]:
     """Return the requested stages after preflight. folder: for files that one call writes and a later one reads."""
-    plan = {"scan": _plan_scan, "refit": _plan_refit, "parity": _plan_parity}
+    plan = {"scan": _plan_scan, "refit": _plan_refit, "parity": _plan_parity, FIRST_STEP: _plan_first_step}
     return tuple(plan[name](job, request, functions, folder) for name in request.stages if name in plan)
 
 
@@ -106,6 +126,62 @@ def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callabl
             Call("judge", {**judge, "*": [str(scored)]}),
         ),
     )
+
+
+def _plan_first_step(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path
+) -> Stage:
+    names = [word for word in request.job if not OVERRIDE.fullmatch(word) or os.path.exists(word)]
+    overrides = [word for word in request.job if word not in names]
+    reader = list_frameworks()[job.reader]
+    if job.reader.replace("-", "_") not in list_frameworks_with("first_step"):
+        return Stage(FIRST_STEP, cannot=f"ckptcheck does not know how {job.framework} runs for one step")
+    first_step: FirstStep = load_framework_file(job.reader.replace("-", "_"), "first_step").FIRST_STEP
+    command, launch, cannot = _find_command(job, names, request.options.get(FIRST_STEP, {}), first_step)
+    if cannot:
+        return Stage(FIRST_STEP, cannot=cannot)
+    place = folder.absolute() / FIRST_STEP
+    words = overrides if reader.style == "hydra" else [f"--{word}" for word in overrides]
+    words += first_step.write_words(reader.style, str(place / "output"))
+    before: list[str] = []
+    if job.is_in_code:
+        runner = find_framework_data(job.reader, "first_step_script.py")
+        if runner is None:
+            return Stage(
+                FIRST_STEP, cannot=f"{names[0]} makes its configuration in Python, and takes no word for one step"
+            )
+        before, words = [str(runner), json.dumps(first_step.fill_in(str(place / "output")))], []
+    if launch and not write_shell_file(launch, words, ""):
+        line = clip(" ".join(launch))
+        return Stage(FIRST_STEP, cannot=f"which program starts the job is not known before {names[0]} runs: {line}")
+    arguments = {
+        "target": request.job[0], "framework": job.framework, "reader": job.reader, "command": command, "words": words,
+        "launch": launch, "before": before, "folder": str(place), "python_path": os.environ.get("PYTHONPATH"),
+        "dtypes": [job.text("trainer.dtype"), resolve_engine_dtype(job)],
+    }  # fmt: skip
+    return Stage(FIRST_STEP, (Call("first_step", arguments),))
+
+
+def _find_command(
+    job: Job, names: Sequence[str], options: Mapping[str, Any], first_step: FirstStep
+) -> tuple[list[str], list[str], str]:
+    """Return (the command that runs the job, the words of a script's line that starts it, why there is no command)."""
+    file = names[0]
+    is_script = file.endswith(SHELL[:-1])
+    if "command" in options:
+        command = options["command"]
+        if isinstance(command, str):
+            command = shlex.split(command)
+        # a command that runs the script starts the job by the script's own line
+        runs_script = is_script and any(os.path.basename(word) == os.path.basename(file) for word in command)
+        return list(command), list(job.launch) if runs_script else [], ""
+    if is_script:
+        return ["bash", file], list(job.launch), ""
+    if file.endswith(".py"):
+        return ["python" if shutil.which("python") else "python3", file], [], ""
+    if first_step.program and len(names) == 1:
+        return [*first_step.program, file], [], ""
+    return [], [], f"{file} is a configuration: name the script that starts the job, or command in [{FIRST_STEP}]"
 
 
 def _take_arguments(

@@ -16,9 +16,10 @@ from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.live_arguments import SUGGESTIONS
 from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.rule import SEVERITIES
-from ckptcheck.live.gate.gate_file import STAGES, GateRequest
+from ckptcheck.live.gate.gate_file import ALL_STAGES, STAGES, GateRequest
 from ckptcheck.live.gate.plan import Stage, plan_stages
 from ckptcheck.live.gate.run_call import run_call
+from ckptcheck.live.gate.unseen import describe_unseen
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.reporters.html.page import render_page
 from ckptcheck.text.file_io import open_lock_file, replace_file
@@ -114,7 +115,8 @@ def run_gate(
                 except KeyboardInterrupt as error:
                     interruption = result.not_checked = str(error) or "interrupted"
     left_out = [StageResult(name, left_out="it is left out") for name in STAGES[1:] if name not in request.stages]
-    report = _join(job, preflight, request, sorted((*results, *left_out), key=lambda result: STAGES.index(result.name)))
+    results = sorted((*results, *left_out), key=lambda result: ALL_STAGES.index(result.name))
+    report = _join(job, preflight, request, results)
     replace_file(folder / PAGE, render_page([report]).encode())
     observer.log(f"gate: the page is {folder / PAGE}")
     return report
@@ -172,6 +174,8 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
     ]
     rows = tuple((result.name, result.describe(), round(result.seconds, 1)) for result in results)
     sections = [Section("Stages of the gate", ("stage", "outcome", "seconds"), rows)]
+    if unseen := tuple(describe_unseen(job, [result.name for result in results if result.reports])):
+        sections.append(Section("What this gate does not see of the job", lines=unseen))
     # What they suggest is this gate.
     sections += [section for report in reports for section in report.sections if section.title != SUGGESTIONS]
     scanned = [report.counts for result in results if result.name == "scan" for report in result.reports]

@@ -40,6 +40,8 @@ class TrialEngine:
     python: Path | None = None
     ep: int = 1
     """Ranks of expert parallelism, among those of `tp`."""
+    dtype: str | None = None
+    """What it computes in; None: what the trainer does."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ def run_live_trial(
 ) -> Iterator[RefitTrace]:
     """Run a trial and yield its trace. Leaving the context ends the processes and removes the files of the trial.
 
-    dtype: what both sides compute in. Once the trial is over, the process ignores signals until the clean-up is done. Raises
-    CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be started.
+    dtype: what both sides compute in, unless the engine has its own. Once the trial is over, the process ignores signals until the
+    clean-up is done. Raises CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be
+    started.
     """
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.live.refit import feasibility
@@ -131,7 +134,7 @@ def run_live_trial(
         registry.check_build(engine.name, settings.transport, engine.python)
         interpreter = find_interpreter(engine.name, engine.python)
         feasibility.require_experts(ckpt, engine.ep)
-        feasibility.require_dtype(ckpt, engine.name, dtype, is_cpu_build=interpreter.is_cpu_build)
+        feasibility.require_dtype(ckpt, engine.name, engine.dtype or dtype, is_cpu_build=interpreter.is_cpu_build)
         if quantization is not None:
             feasibility.require_second_load(
                 ckpt, engine.name, interpreter.version, quantization.scheme, quantization.ignore,
@@ -183,7 +186,7 @@ def run_live_trial(
             """Start the engine in a process of its own."""
             own_draft = find_draft_folder(checkpoint)
             return registry.start_engine(
-                engine.name, checkpoint, dtype=dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
+                engine.name, checkpoint, dtype=engine.dtype or dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
                 python=engine.python, gpus=engine.gpus, transport=settings.transport,
                 switches=switches if own_draft is None else replace(switches, draft=own_draft),
                 sleep_level=settings.sleep_level, scratch=scratch, prepared=prepared, context_len=context_len,

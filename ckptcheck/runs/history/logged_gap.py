@@ -28,11 +28,14 @@ def _of_k3(value: float) -> float:
 
 DRAWN = "ckptcheck/drawn"
 """The gap of the tokens that a probe of the watch has the engine draw."""
+EXACT = 1e-4
+"""Nats a token: what float32 has at most, and no narrower dtype as little (`rollouts.gap_summary.FLOORS`)."""
 LOGGED: Mapping[str, LoggedGap] = {
     "sampling/sampling_logp_difference/mean": LoggedGap("TRL", abs),
     "rollout_corr/k3_kl": LoggedGap("verl", _of_k3),
     "training/rollout_probs_diff_mean": LoggedGap("verl", abs),  # of probabilities: never more than that of logprobs
     "token_mult_prob_error": LoggedGap("NeMo-RL", lambda value: value - 1),
+    "Generation KL Error": LoggedGap("NeMo-RL", _of_k3),  # as it prints gen_kl_error
     "train_rollout_logprob_abs_diff": LoggedGap("slime and miles", abs),
     "policy/rollout_train_logprobs_abs_diff_mean": LoggedGap("SkyRL", abs),
     "mismatch_kl/all/mean": LoggedGap("prime-rl", _of_k3, is_lagging=True),
@@ -79,3 +82,8 @@ def find_gap(metrics: Mapping[Any, Any], step: int | None, dtype: str = "") -> G
                 continue
             return GapRecord(name, number if isfinite(number) else None, step, dtype)
     return None
+
+
+def is_exact(gap: GapRecord) -> bool:
+    """Return whether a gap is so small that both sides compute in float32."""
+    return gap.value is not None and LOGGED[find_logged(gap.name)].nats(gap.value) <= EXACT

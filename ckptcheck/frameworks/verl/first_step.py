@@ -1,0 +1,29 @@
+"""How a job of verl runs for its first step alone, and what it logs.
+
+Source: verl/trainer/ppo/ray_trainer.py, verl/utils/logger/aggregate_logger.py and verl/utils/debug/metrics.py of 0.9.1.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptcheck.jobs.first_step import FirstStep
+
+FIRST_STEP = FirstStep(
+    steps=1,  # weights are sent at the start and after each step
+    settings={
+        "trainer.total_training_steps": "1",
+        "trainer.logger": "[console]",
+        "trainer.default_local_dir": "{folder}",
+        "trainer.resume_mode": "disable",
+        "trainer.save_freq": "-1",
+        "trainer.test_freq": "-1",
+        "trainer.val_before_train": "False",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": "0",
+        "actor_rollout_ref.rollout.calculate_log_probs": "True",
+    },
+    row=re.compile(r"\bstep:\d+ - "),
+    number=re.compile(r" - ([\w/@.-]+):(?:np\.float\d\d\()?(-?(?:\d[\d.e+-]*|nan|inf))"),
+    loss="actor/pg_loss",
+    gradient="actor/grad_norm",
+)

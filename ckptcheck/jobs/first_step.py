@@ -1,0 +1,69 @@
+"""How a framework's job runs for its first step alone, and how its log says what that step computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """What a framework's folder says of the first step of a job: ``ckptcheck/frameworks/NAME/first_step.py``."""
+
+    steps: int
+    """Optimizer steps that run: so many that what the first one learned is sent to the engine."""
+    settings: Mapping[str, str]
+    """Key of the framework → its value for this run. ``{folder}`` stands for a folder that takes what the job writes."""
+    row: re.Pattern[str]
+    """Matches the line of the log in which a step's numbers stand, or after which they stand."""
+    number: re.Pattern[str]
+    """Matches one number of a step: its name, its value. The gap among them is one of `runs.history.logged_gap`."""
+    loss: str
+    """The number that has to be finite."""
+    gradient: str = ""
+    """The number that is 0 where a step moves no weight; "" where the log does not have it."""
+    program: tuple[str, ...] = ()
+    """The command that runs a configuration file, which comes after it; () where the framework has none of its own."""
+
+    def write_words(self, style: str, folder: str) -> list[str]:
+        """Return the settings as words of a command line. style: as of `Framework`; folder: for what the job writes."""
+        # ++ sets a key whether the configuration has it or not
+        before = "++" if style == "hydra" else "--"
+        return [f"{before}{key}={value}" for key, value in self.fill_in(folder).items()]
+
+    def fill_in(self, folder: str) -> dict[str, str]:
+        """Return the settings with the folder that takes what the job writes."""
+        return {key: value.replace("{folder}", folder) for key, value in self.settings.items()}
+
+
+Row = Mapping[str, float]
+"""Name of a number → its value at one step, as the job logged it."""
+LONGEST_LINE = 100_000
+"""Characters of a line that are searched for numbers."""
+
+
+class StepLog:
+    """Reads the numbers of each step out of a job's log, line by line."""
+
+    def __init__(self, first_step: FirstStep) -> None:
+        self.rows: list[Row] = []
+        """The numbers of each step so far."""
+        self._first_step = first_step
+        self._row: dict[str, float] | None = None
+
+    def read(self, line: str) -> None:
+        """Take the next line of the log."""
+        line = line[:LONGEST_LINE].rstrip()
+        begins = self._first_step.row.search(line) is not None
+        if not begins and self._row is None:
+            return
+        found = {match[1]: float(match[2]) for match in self._first_step.number.finditer(line)}
+        if begins:
+            # a framework that writes one line a step, or one that writes a line for each number below
+            self._row = None if found else {}
+            self.rows += [found] if found else []
+        elif found and self._row is not None:
+            if not self._row:
+                self.rows.append(self._row)
+            self._row |= {**found, **self._row}
