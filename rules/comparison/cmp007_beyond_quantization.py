@@ -79,5 +79,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"average, {steps:.3g} at most ({largest:.3g}), where rounding explains 0.5{instead}",
             key=names[0],
             names=tuple(names),
-            hint="dequantize again" if came_first else "quantize again from the dense checkpoint",
+            hint=("dequantize again" if came_first else "quantize again from the dense checkpoint")
+            + ", unless the dense one is of another step than the quantized one",
         )

@@ -58,7 +58,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="these seem to be 4-bit numbers of bitsandbytes: save the model again, with their quant states and "
             "quantization_config, or dequantized"
             if packed
-            else "write the header again with the dtype of the bytes",
+            else "if these are the codes of a quantization, save the model again with its scales and quantization_config; else "
+            "write the header again with the dtype of the bytes",
         )
     ckpt.require_headers()
 

@@ -25,6 +25,8 @@ from ckptcheck.checkpoint.megatron.legacy import FILES, RankPosition, folder_nam
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.text.formatting import count, join_truncated
 
+HINT = "copy it from that rank's node; if it is not there either, the save did not finish: use an earlier iteration"
+
 
 @rule(
     "MEG024",
@@ -36,9 +38,7 @@ from ckptcheck.text.formatting import count, join_truncated
 def check(run: Megatron) -> Iterator[Problem]:
     for folder in run.rank_folders:
         if not any(f"{folder}/{name}" in run.files for name in FILES):
-            yield Problem(
-                "the folder of this rank holds no model_optim_rng.pt", file=folder, hint="copy it from that rank's node"
-            )
+            yield Problem("the folder of this rank holds no model_optim_rng.pt", file=folder, hint=HINT)
     tp, pp, ep = (
         positive_integer(run.args, f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")
     )
@@ -63,5 +63,5 @@ def check(run: Megatron) -> Iterator[Problem]:
             f"the arguments give {tp} × {pp} × {ep} ranks (tensor × pipeline × expert), "
             f"but {count(len(missing), 'of them is', 'of them are')} missing: {join_truncated(missing)}",
             file=run.finding_file,
-            hint="copy the folders of all nodes into one",
+            hint="copy the folders of all nodes into one; if no node has them, the save did not finish: use an earlier iteration",
         )
