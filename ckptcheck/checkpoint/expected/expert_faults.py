@@ -29,21 +29,28 @@ def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault
         return
     groups = list(iter_numbered_experts(anatomy))
     most = max((max(members) + 1 for *_, members, _ in groups), default=0)
+    absent: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, str]]] = {}
     for layer, group, members, parts in groups:
         expected = declared if isinstance(declared, int) else most if declared is None else max(members) + 1
         key = stack.full_name(layer, group)
         if len(members) < expected:
             missing = islice((expert for expert in range(expected) if expert not in members), MAX_LISTED)
-            source = anatomy.experts_source if isinstance(declared, int) else "other layers have"
-            message = f"layer {layer} has {len(members)} of the {expected} experts that {source}; missing: {format_ranges(missing)}"
-            yield Fault(
-                "missing", Problem(message, ckpt.file_of(key), key, "save again from all expert-parallel ranks")
-            )
+            absent.setdefault((expected, len(members), tuple(missing)), []).append((layer, key))
         yield from _find_torn_experts(ckpt, stack, layer, group, members, parts)
         most_real = _count_real(ckpt)
         if most_real is not None and (surplus := {expert for expert in members if expert >= most_real}):
             message = f"layer {layer} has experts beyond the {most_real} that {anatomy.experts_source}: {format_ranges(surplus)}"
             yield Fault("surplus", Problem(message, ckpt.file_of(key), key, "correct the count, or export again"))
+    for (total, number, missing), places in absent.items():
+        source = anatomy.experts_source if isinstance(declared, int) else "other layers have"
+        layers, key = [layer for layer, _ in places], places[0][1]
+        is_first = missing[0] == number and total % number == 0 and len(groups) == len(places) > 1
+        share = f": those of one of {total // number} expert-parallel ranks" if is_first else ""
+        message = (
+            f"{format_layers(layers)} {'has' if len(layers) == 1 else 'have'} {number} of the {total} experts that {source}; "
+            f"missing: {format_ranges(missing)}{share}"
+        )
+        yield Fault("missing", Problem(message, ckpt.file_of(key), key, "save again from all expert-parallel ranks"))
     yield from _find_grouped(ckpt, stack, explained)
     yield from _find_in_fused(ckpt)
     yield from _find_lost_router_biases(ckpt, stack, explained)
