@@ -66,6 +66,7 @@ from ckptcheck.checkpoint.megatron.structure import (
 from ckptcheck.checkpoint.packing import unquantized_names
 from ckptcheck.checkpoint.siblings import Names, find_incomplete_layers
 from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.linter.rule import SkipForDamage
 from ckptcheck.text.formatting import count, format_layers, format_ranges, join_truncated
 
 NESTED = "language_model."
@@ -86,6 +87,8 @@ HINT_FOR_EXPERTS = (
 
 @rule("MEG018", "missing-weight", severity="error", on="megatron", when=lambda run: bool(run.weights))
 def check(run: Megatron) -> Iterator[Problem]:
+    if run.form == "legacy" and run.args and run.missing_ranks[1]:
+        raise SkipForDamage("files of ranks are missing (MEG024)")
     is_adapted = any(ADAPTER.search(name) for name in run.weights)
     if run.structure.layers:
         yield from _find_missing_layers(run)
