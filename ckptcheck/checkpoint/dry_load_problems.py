@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -13,6 +14,8 @@ from ckptcheck.text.formatting import count, join_truncated
 
 ENGINES = ("vLLM", "SGLang")
 """Consumers that leave unfilled parameters with whatever the memory held; transformers initialises them at random."""
+OF_SCALES = re.compile(r"[._](scale(_2|_inv)?|global_scale|qweight|qzeros|scales|g_idx|weight_packed|weight_shape)$")
+"""Parameters and tensors that only quantized modules have."""
 
 
 @remembered
@@ -77,6 +80,8 @@ def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Proble
         )
     if load.unfilled:
         remedy = "compare with the stored tensors that it has no place for" if load.left_out else "export again"
+        if all(map(OF_SCALES.search, load.unfilled)):
+            remedy = "add these modules to the ignore list if they are not to be quantized, else quantize again"
         yield Problem(
             f"{load.consumer} builds {model} with {count(load.parameters, 'parameter')}, and nothing stored fills "
             f"{_join(load.unfilled, load.unfilled_count)}",
@@ -111,7 +116,9 @@ def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Proble
             f"{'it' if load.left_out_count == 1 else 'them'} out",
             file=ckpt.tensor_to_file.get(load.left_out[0], file),
             key=load.left_out[0],
-            hint="compare the names with those that the model saves itself",
+            hint="remove these modules from the ignore list, or store them unquantized"
+            if all(map(OF_SCALES.search, load.left_out))
+            else "compare the names with those that the model saves itself",
             severity="warning",
             names=load.left_out,
         )

@@ -67,7 +67,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{rank}: {join_truncated(names)}",
             file=ckpt.tensor_to_file[names[0]],
             key=names[0],
-            hint="use the config of the training run",
+            hint="use the config of the training run; if it says the same, these are one rank's share: gather them from all ranks"
+            if rank % found == 0
+            else "use the config of the training run",
         )
     if shapes:
         yield Problem(

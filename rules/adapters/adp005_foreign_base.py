@@ -5,6 +5,7 @@ With the base model at hand (`--base FOLDER`, or a folder beside the adapter tha
 - Each layer that the adapter changes exists, and has a module of that name.
 - The pairs of experts fit: their number, and the ranks and shape of a parameter that holds all experts of a layer
   (`target_parameters`, laid out as PEFT does before 0.19 or since).
+- Of a base model of text alone, the layers lie under the prefix of the adapter's modules (an end of the other one is enough).
 - lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its
   shape. Trained tokens have its width.
 
@@ -24,7 +25,8 @@ the pairs of `target_parameters`. With `layer_replication` the rule is skipped. 
 (text and vision), one that fits is enough.
 
 ## Seen in
-huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a model of 14,336)
+huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a model of 14,336);
+vllm-project/vllm#34186 (another prefix)
 """
 
 from __future__ import annotations
@@ -97,6 +99,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         first = 1 if match is None or VOCABULARY.search(name) else 0
         if weights and not any(weight.shape[first:] == tensor.shape[first:] for weight in weights):
             shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
+    resolved = base.config.resolved if base.config is not None else None
+    if not lacking and resolved is not None and resolved.text is resolved.top:
+        yield from _check_prefix(ckpt, base)
     if lacking:
         yield _problem(
             ckpt, f"the base model lacks {count(len(lacking), 'module')} that the adapter changes: {_list(lacking)}"
@@ -112,6 +117,27 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             ckpt,
             f"{count(len(modules), 'module of the adapter fits', 'modules of the adapter fit')} a weight of shape "
             f"{format_shape(own)}, and the base model's is {format_shape(theirs)}: {_list(modules)}",
+        )
+
+
+def _check_prefix(ckpt: Checkpoint, base: Checkpoint) -> Iterator[Problem]:
+    """Yield the prefix under which all modules lie, where those of a base model of text alone lie under another.
+
+    PEFT and vLLM translate the names of vision-language models, whose classes moved their parts; none of a plain language model.
+    """
+    modules = [pair.module.removeprefix(PREFIX) for pair in list_lora_pairs(ckpt.tensors)]
+    numbered = [found for module in modules if (found := LAYER.search(module))]
+    stored = {name[: found.start()] for name in base.tensors if (found := LAYER.search(name))}
+    own = {found.string[: found.start()] for found in numbered}
+    if len(own) != 1 or len(numbered) < len(modules) or len(stored) != 1:
+        return
+    ours, theirs = own.pop(), stored.pop()
+    if not f".{ours}".endswith(f".{theirs}") and not f".{theirs}".endswith(f".{ours}"):
+        message = f"its modules are under {ours}, and the base model's under {theirs}: PEFT and vLLM answer like the base model"
+        yield Problem(
+            message,
+            file=ckpt.tensor_to_file[next(iter(ckpt.tensors))],
+            hint=f"rename {PREFIX}{ours}.… to {PREFIX}{theirs}.…",
         )
 
 

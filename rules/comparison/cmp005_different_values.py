@@ -7,6 +7,9 @@
 - The finding names the cause where a known cause reproduces the difference.
 - A norm that was divided by scales (AWQ, SmoothQuant) is no difference where every matrix that reads it was multiplied by
   them. Where only some were, the finding names the others.
+- A rotation of the embedding (QuaRot, SpinQuant) is no difference where what each matrix makes of rows of the embedding stays the
+  same, with the norms folded in. The finding names the matrices of which that is not so. v and o may be rotated head by head if
+  each head writes the same; other inputs and outputs where the config has a `transform_config`.
 - A tensor of more than 134 MB is examined in slabs: the finding names a cause that every slab shows, or says that the tensor
   was too large.
 
@@ -39,6 +42,13 @@ from ckptcheck.text.formatting import count, natural_sort_key
 
 @rule("CMP005", "different-values", severity="error", on="comparison")
 def check(comparison: Comparison) -> Iterator[Problem]:
+    for reason, names in comparison.value_differences.describe_unrotated():
+        yield Problem(
+            f"{reason}: {group_names(names)}",
+            key=names[0],
+            names=tuple(names),
+            hint="rotate all matrices that read or write the residual stream, with the norms folded into those that read it",
+        )
     unexplained = {pair.name: (pair, result) for pair, _, result in comparison.value_differences.different}
     if not unexplained:
         return

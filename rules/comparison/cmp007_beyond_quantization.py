@@ -21,8 +21,8 @@ of a step.
 
 ## When it can be wrong
 GPTQ corrects later columns for the errors of earlier ones, so its numbers are not the nearest ones: a mean distance below one
-step is the warning CMP009. Rotated weights (QuaRot, SpinQuant) are other weights on purpose, and ckptcheck does not undo
-rotations.
+step is the warning CMP009. Rotated weights (QuaRot, SpinQuant) are compared as
+CMP005 says.
 
 ## Seen in
 vllm-project/vllm#5915, NVIDIA/Model-Optimizer#1807, unslothai/unsloth#6200, vllm-project/llm-compressor#2630
@@ -79,5 +79,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"average, {steps:.3g} at most ({largest:.3g}), where rounding explains 0.5{instead}",
             key=names[0],
             names=tuple(names),
-            hint="dequantize again" if came_first else "quantize again from the dense checkpoint",
+            hint=("dequantize again" if came_first else "quantize again from the dense checkpoint")
+            + ", unless the dense one is of another step than the quantized one",
         )

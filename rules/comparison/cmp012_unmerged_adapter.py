@@ -32,6 +32,11 @@ from ckptcheck.compare.matching.merged_adapter import ModuleMerge
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count, join_truncated
 
+HINTS = {
+    "scaled": "merge again, once, into the base model, with lora_alpha / r, or lora_alpha / sqrt(r) if use_rslora is set",
+    "different": "make sure that --base is the model into which the adapter was merged; if it is, merge again",
+}
+"""Outcome → what to do, where it is not to merge again."""
 ORDER = ("unmerged", "misordered", "scaled", "different", "merged")
 
 
@@ -65,7 +70,7 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{text}: {group_names(names)}",
             file=comparison.second.files.get(names[0]),
             key=names[0],
-            hint="merge again from the base model, and check with this command",
+            hint=HINTS.get(outcome, "merge again from the base model, and check with this command"),
             names=tuple(names),
         )
     if comparison.adapter is not None and comparison.adapter.lacking:

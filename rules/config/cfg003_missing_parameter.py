@@ -4,7 +4,8 @@
 A stored tensor fills every parameter of the model. Each cause is one finding, without its consequences:
 - **layers**: as many as the config declares (`num_hidden_layers`, `encoder_layers`, `vision_config.depth`, …), without a gap;
 - **experts**: as many in each layer as the config declares, each with all its weights, in single tensors or fused; and the
-  router's `e_score_correction_bias` where `topk_method` is `noaux_tc`;
+  router's `e_score_correction_bias` where `topk_method` is `noaux_tc`, and other buffers that training changes (`layer_scalar` of
+  Gemma 4), where the class saves them;
 - **parts of a layer**: what its siblings have, in any architecture. Layers are siblings if every per-layer list of the config
   (`layer_types`, `mlp_only_layers`, …) gives them the same entry. In architectures of transformers also the tensors of every layer,
   which shows a name that an exporter dropped from all layers, or from one of two;

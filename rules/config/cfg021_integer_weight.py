@@ -42,23 +42,24 @@ INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8,
     when=lambda ckpt: bool(ckpt.tensors) and (ckpt.is_adapter or not ckpt.is_partial) and not _is_quantized(ckpt),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[str, list[str]] = {}
     if any(dtype in INTEGERS for forms in ckpt.forms_by_template.values() for dtype, _ in forms):
         for name, tensor in ckpt.tensors.items():
             if tensor.dtype in INTEGERS and tensor.shape and _is_weight(ckpt, name):
-                found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
-    for (shard, dtype), names in found.items():
+                found.setdefault(tensor.dtype, []).append(name)
+    for dtype, names in found.items():
         # bitsandbytes packs all 4-bit numbers of a matrix in one column of bytes
         packed = dtype in ("I8", "U8") and all(ckpt.tensors[name].shape[1:] == (1,) for name in names)
         yield Problem(
-            f"{count(len(names), 'weight is', 'weights are')} labelled {dtype}{', in one column' * packed}, but nothing declares a "
-            "quantization: transformers and engines read the bit patterns as integers: " + join_truncated(names),
-            file=shard,
+            f"{count(len(names), 'weight is', 'weights are')} labelled {dtype}"
+            f"{', in one column, as bitsandbytes packs 4-bit numbers' * packed}, but nothing declares a quantization: transformers "
+            "and engines read the bit patterns as integers: " + join_truncated(names),
+            file=ckpt.tensor_to_file[min(names)],
             key=min(names),
-            hint="these seem to be 4-bit numbers of bitsandbytes: save the model again, with their quant states and "
-            "quantization_config, or dequantized"
+            hint="save the model again, with their quant states and quantization_config, or dequantized"
             if packed
-            else "write the header again with the dtype of the bytes",
+            else "if these are the codes of a quantization, save the model again with its scales and quantization_config; else "
+            "write the header again with the dtype of the bytes",
         )
     ckpt.require_headers()
 

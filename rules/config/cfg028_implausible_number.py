@@ -7,14 +7,18 @@ In a config whose `model_type` transformers knows:
 - the base of every part is at most 1e15
 - the epsilon of the language model's norms is between 1e-13 and 1e-2 (released models have 1e-12 to 1e-3)
 - where both `rope_theta` and `rope_parameters` are there, they have the same base
-- in a config that transformers 5 did not write, `rope_parameters` does not stand alone with another base or type than the default
-  of its class, if transformers 4.57 knows the class too (an info)
+- `rope_parameters` does not stand alone with another base or type than the default of its class, if transformers 4.57 knows the
+  class too (an info)
+- `rope_theta` does not stand alone with another base than the default of a class that reads `rope_parameters` only: 31 of 843
+  classes of transformers 5.24, such as Ministral 3, Gemma 4, ModernBERT and CWM (an info)
 
 ## Why it matters
 transformers, vLLM and SGLang compute with any number, without a word: an epsilon of 1 makes every norm nearly constant. Of two
 bases, transformers 5 takes the one in `rope_parameters`, and whatever is built on transformers 4 takes `rope_theta`: answers get
 worse, the more so the longer the text. Where `rope_parameters` stands alone, transformers 4.57 takes the default of the class, and
-so does vLLM where it runs on it. transformers 5 writes every config so; these are left out.
+so does vLLM where it runs on it. transformers 5 writes every config so: an engine or a trainer on transformers 4 then computes with
+another base than the one that was trained. Where `rope_theta` stands alone, as converters write it, most classes of transformers 5
+take it, and some its default.
 
 ## How to fix
 Copy the number from the config of the model this one was trained or converted from. For readers of both generations write
@@ -28,7 +32,6 @@ has passes, however wrong it is for this one.
 Open-Athena/MarinFold#184 and THUDM/slime#1720 (two readers of one config take two bases); `patch_rope_parameters` of vLLM
 """
 
-import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -63,10 +66,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
         if is_text:
             yield from _find_odd_epsilons(part, ckpt.config.file)
-        by_five = re.match(r"(?:[5-9]|\d\d)\.", str(ckpt.config.value.get("transformers_version")))
-        if is_text and not by_five and (unread := _find_unread_by_older(part)) is not None:
+        if is_text and (unread := _find_unread_by_older(part)) is not None:
             hint = "for readers of both generations write rope_theta, and rope_scaling for another type, beside it"
             yield Problem(unread, file=ckpt.config.file, key=f"{part.path}rope_parameters", severity="info", hint=hint)
+        elif is_text and (unread := _find_unread_by_newer(part)) is not None:
+            hint = "write the base into rope_parameters, which transformers 5 reads"
+            yield Problem(unread, file=ckpt.config.file, key=f"{part.path}rope_theta", severity="info", hint=hint)
 
 
 def _iter_odd_bases(part: ResolvedPart, *, is_text: bool) -> Iterator[Fault]:
@@ -98,6 +103,22 @@ def _find_odd_epsilons(part: ResolvedPart, file: str) -> Iterator[Problem]:
         if not EPSILONS[0] <= value <= EPSILONS[1]:
             message = f"{part.path}{key} is {value}, and no released model has an epsilon outside of 1e-12 to 1e-3"
             yield Problem(message, file=file, key=f"{part.path}{key}", hint="copy it from the model's own config")
+
+
+def _find_unread_by_newer(part: ResolvedPart) -> str | None:
+    """Return what transformers 5 takes where only `rope_theta` says otherwise; None where it takes the same."""
+    base, rope = part.settings.get("rope_theta"), part.config_class.rope
+    if not is_number(base) or not rope.get("theta_unread"):
+        return None
+    if any(part.settings.get(key) for key in ("rope_parameters", "rope_scaling")):
+        return None
+    default = rope.get("default") or {}
+    kinds = [default, *(each for each in default.values() if isinstance(each, dict))]
+    bases = list(dict.fromkeys(each["rope_theta"] for each in kinds if is_number(each.get("rope_theta"))))
+    if not bases or base in bases:
+        return None
+    taken = " and ".join(f"{each:,}" for each in bases)
+    return f"only rope_theta gives the base {base:,}: {part.config_class.name} of transformers 5.24 takes its default, {taken}"
 
 
 def _find_unread_by_older(part: ResolvedPart) -> str | None:

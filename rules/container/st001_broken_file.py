@@ -55,7 +55,7 @@ HINTS = {
     "vanished": "check again when nothing writes to the folder",
     "empty-file": "fetch or write the file again, or remove it",
     "zeroed-header": "fetch or write the file again",
-    "truncated": "fetch or copy the file again",
+    "truncated": "fetch or copy the file again; if it is as short where it was written, take the save before",
     "trailing-bytes": f"fetch the file again, or {SAVE}",
     "oversized-header": "fetch the right file, or convert it: renaming does not make it safetensors",
     "header-not-utf8": "fetch the file again: the values may be damaged too",

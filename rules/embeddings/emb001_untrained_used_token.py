@@ -53,7 +53,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 f"token {first} is used because {used[first]}, and its row is {matrix.rows[first]} ({matrix.summary})",
                 file=matrix.file(used),
                 key=matrix.name,
-                hint="initialise these rows like trained ones before training with them",
+                hint="take these rows from the model this one was made from, if they are trained there; else train them (of an "
+                "adapter with modules_to_save or trainable_token_indices)",
             )
     for matrix in find_untrained_rows(ckpt):
         matrix.require_token_ids()

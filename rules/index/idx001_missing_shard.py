@@ -54,7 +54,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 f"{shard} is missing, but the index places {count(tensors[shard], 'tensor')} in it",
                 file=ckpt.index.file,
                 key="weight_map",
-                hint=f"fetch {shard} again, or find out why it was never uploaded",
+                hint=f"fetch {shard} again; if it lies nowhere, the save or the upload did not finish: export again",
             )
     if not ckpt.is_single_shard:
         yield from _find_gaps(ckpt)
@@ -84,5 +84,5 @@ def _find_gaps(ckpt: Checkpoint) -> Iterator[Problem]:
             yield Problem(
                 f"{len(family.files)} of {family.total} shards exist; missing: number {format_ranges(missing)}",
                 file=family.name(missing[0]),
-                hint="fetch the missing files again",
+                hint="fetch the missing files again; if they lie nowhere, the save or the upload did not finish: export again",
             )

@@ -58,7 +58,7 @@ def _find_absent(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
             f"the index places {count(len(tensors), 'tensor')} in {shard} that no shard holds: {join_truncated(tensors)}",
             file=ckpt.index.file,
             key=f"weight_map.{min(tensors)}",
-            hint="find the file they were left behind in; remove the entries if they were dropped on purpose",
+            hint="find the file they were left behind in, or export again; remove the entries if they were dropped on purpose",
         )
 
 

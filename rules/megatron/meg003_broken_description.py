@@ -42,6 +42,8 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.structure import has_sharded_objects
 from ckptcheck.text.formatting import count
 
+HINT = "copy it from the node of rank 0; if it is not there either, the save did not finish: use an earlier iteration"
+
 
 @rule("MEG003", "broken-description", severity="error", on="megatron", when=lambda run: run.form != "empty")
 def check(run: Megatron) -> Iterator[Problem]:
@@ -63,7 +65,7 @@ def _find_missing_metadata(run: Megatron) -> Iterator[Problem]:
         yield Problem(
             "it is missing" + (consequence if files else ", and so is every data file"),
             file=run.file(".metadata"),
-            hint="copy it from the node of rank 0 (its name begins with a dot), or use an earlier iteration",
+            hint=f"{HINT} (its name begins with a dot)",
         )
 
 
@@ -82,7 +84,7 @@ def _find_missing_common(run: Megatron) -> Iterator[Problem]:
         yield Problem(
             "it is missing: Megatron finds neither the iteration nor the arguments",
             file=run.file("common.pt"),
-            hint="copy it from the node of rank 0",
+            hint=HINT,
         )
 
 
@@ -92,10 +94,10 @@ def _find_missing_description(run: Megatron) -> Iterator[Problem]:
         yield Problem(
             "it is missing, so Megatron treats the folder as a legacy checkpoint",
             file=file,
-            hint="copy it from the node of rank 0",
+            hint=HINT,
         )
     elif run.description is not None and not isinstance(run.description.get("sharded_backend"), str):
-        yield Problem("it names no sharded_backend", file=file, hint="copy it from the node of rank 0")
+        yield Problem("it names no sharded_backend", file=file, hint=HINT)
     elif (
         run.description is not None and run.contents is not None and run.description["sharded_backend"] != "torch_dist"
     ):
@@ -103,7 +105,7 @@ def _find_missing_description(run: Megatron) -> Iterator[Problem]:
             f"it names the backend {clip(run.description['sharded_backend'])!r}, but the files are those of torch_dist: "
             "Megatron looks for other files",
             file=file,
-            hint="copy it from the node of rank 0",
+            hint=HINT,
         )
 
 

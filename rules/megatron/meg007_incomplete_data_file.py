@@ -42,7 +42,7 @@ def check(run: DcpCheckpoint) -> Iterator[Problem]:
         yield Problem(
             f"the file is missing; it should hold {count(len(missing), 'chunk')}: {join_truncated(set(missing))}",
             file=file,
-            hint="copy the files of all ranks into the folder",
+            hint="copy the files of all ranks here; if no node has it, the save did not finish: use an earlier iteration",
         )
     ends: dict[str, int] = {}
     for item in run.contents.items:

@@ -46,7 +46,7 @@ def _find_unreadable(run: Megatron) -> Iterator[Problem]:
             f"its item cannot be read: {faults[0].reason}{more}",
             file=file,
             key=faults[0].key,
-            hint="copy the file again from the rank that wrote it",
+            hint="copy the file again from the rank that wrote it; if it is the same there, use an earlier iteration",
         )
 
 

@@ -66,6 +66,7 @@ from ckptcheck.checkpoint.megatron.structure import (
 from ckptcheck.checkpoint.packing import unquantized_names
 from ckptcheck.checkpoint.siblings import Names, find_incomplete_layers
 from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.linter.rule import SkipForDamage
 from ckptcheck.text.formatting import count, format_layers, format_ranges, join_truncated
 
 NESTED = "language_model."
@@ -79,11 +80,15 @@ SHARED = re.compile(r"(^|\.)[kv]_(proj|norm)\.")
 NORM = re.compile(r"(norm|(^|\.)ln_?\w*)\.weight$", re.IGNORECASE)
 QUANTIZER = re.compile(r"quantizer|_amax|_extra_state")
 HINT = "save again with all ranks, or use an earlier iteration"
-HINT_FOR_EXPERTS = "save again, with distinct expert numbers for every expert-parallel rank"
+HINT_FOR_EXPERTS = (
+    "save again with all expert-parallel ranks and a number of its own for each expert, or use an earlier iteration"
+)
 
 
 @rule("MEG018", "missing-weight", severity="error", on="megatron", when=lambda run: bool(run.weights))
 def check(run: Megatron) -> Iterator[Problem]:
+    if run.form == "legacy" and run.args and run.missing_ranks[1]:
+        raise SkipForDamage("files of ranks are missing (MEG024)")
     is_adapted = any(ADAPTER.search(name) for name in run.weights)
     if run.structure.layers:
         yield from _find_missing_layers(run)
@@ -108,7 +113,7 @@ def _find_missing_layers(run: Megatron) -> Iterator[Problem]:
                 f"{count(len(missing), name)} of the model {'is' if len(missing) == 1 else 'are'} missing "
                 f"({format_ranges(missing)}){argument}",
                 file=run.finding_file,
-                hint="save again with a pipeline split that holds all layers",
+                hint="use an earlier iteration that has them, or save again with a pipeline split that holds all layers",
             )
 
 
@@ -168,7 +173,7 @@ def _find_missing_weights(run: Megatron) -> Iterator[Problem]:
     ):
         if needed and not any(prefix + name in run.weights for name in names for prefix in ("", NESTED)):
             other = ", and there is no value head in its place" if OUTPUT in names else ""
-            yield Problem(f"this weight is missing{other}", file=run.finding_file, key=names[0], hint="save again")
+            yield Problem(f"this weight is missing{other}", file=run.finding_file, key=names[0], hint=HINT)
     layers_by_missing: dict[frozenset[str], list[int]] = {}
     for layer, lost in lacking(run.args, run.structure).items():
         layers_by_missing.setdefault(frozenset(lost), []).append(layer)
@@ -179,7 +184,7 @@ def _find_missing_weights(run: Megatron) -> Iterator[Problem]:
             f"{which} {'lacks' if len(layers) == 1 else 'lack'} {join_truncated(missing, 4)}",
             file=run.finding_file,
             key=f"decoder.layers.{min(layers)}.{min(missing)}",
-            hint="save again",
+            hint=HINT,
         )
 
 

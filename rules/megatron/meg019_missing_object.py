@@ -39,7 +39,7 @@ def check(run: DcpCheckpoint) -> Iterator[Problem]:
             f"{count(len(places), 'shard')} of {total} {'is' if len(places) == 1 else 'are'} missing ({join_truncated(places)})",
             file=run.file(".metadata"),
             key=base,
-            hint="save again with all ranks",
+            hint="save again with all ranks, or use an earlier iteration",
         )
     if len(missing) > 3:
         yield Problem(

@@ -40,7 +40,7 @@ PLAIN = re.compile(r"^(.*\boptim(?:i[sz]ers?)?\.state\.(.+))\.(exp_avg|exp_avg_s
 LAYER = re.compile(r"\.\d+\.")
 SAMPLE = 5
 """Weights that show under which name the trainer puts all of them."""
-HINT = "resume from an earlier iteration, or without the optimizer"
+HINT = "the weights are not concerned: resume with them and --no-load-optim, or from an earlier iteration"
 
 
 @rule(

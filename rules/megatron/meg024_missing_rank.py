@@ -21,9 +21,11 @@ NVIDIA/Megatron-LM#1530 (files that only one node has)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.legacy import FILES, RankPosition, folder_name, positive_integer, rank_position
+from ckptcheck.checkpoint.megatron.legacy import FILES
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.text.formatting import count, join_truncated
+
+HINT = "copy it from that rank's node; if it is not there either, the save did not finish: use an earlier iteration"
 
 
 @rule(
@@ -36,32 +38,12 @@ from ckptcheck.text.formatting import count, join_truncated
 def check(run: Megatron) -> Iterator[Problem]:
     for folder in run.rank_folders:
         if not any(f"{folder}/{name}" in run.files for name in FILES):
-            yield Problem(
-                "the folder of this rank holds no model_optim_rng.pt", file=folder, hint="copy it from that rank's node"
-            )
-    tp, pp, ep = (
-        positive_integer(run.args, f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")
-    )
-    places = {rank_position(rank, run.args) for rank in run.ranks}
-    if positive_integer(run.args, "expert_tensor_parallel_size", tp) == tp or ep == 1:
-        expected = (
-            {RankPosition(t, p, e) for t in range(tp) for p in range(pp) for e in range(ep)}
-            if tp * pp * ep <= 1 << 16
-            else set()
-        )
-        missing = sorted(folder_name(place, pp, ep) for place in expected - places)
-    else:
-        sizes = {"tp": tp, "pp": pp, "ep": ep}
-        missing = [
-            f"{axis} rank {number}"
-            for axis, total in sizes.items()
-            for number in sorted(set(range(total)) - {getattr(place, axis) for place in places})
-        ]
-    missing = [name for name in missing if run.file(name) not in run.rank_folders]
+            yield Problem("the folder of this rank holds no model_optim_rng.pt", file=folder, hint=HINT)
+    (tp, pp, ep), missing = run.missing_ranks
     if missing:
         yield Problem(
             f"the arguments give {tp} × {pp} × {ep} ranks (tensor × pipeline × expert), "
             f"but {count(len(missing), 'of them is', 'of them are')} missing: {join_truncated(missing)}",
             file=run.finding_file,
-            hint="copy the folders of all nodes into one",
+            hint="copy the folders of all nodes into one; if no node has them, the save did not finish: use an earlier iteration",
         )

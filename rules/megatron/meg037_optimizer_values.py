@@ -41,7 +41,7 @@ from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.master_copies import is_foreign_master
 
 MASTER = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?:fp32_param|param)\.(.+)$")
-HINT = "resume from an earlier iteration, or without the optimizer"
+HINT = "the weights are not concerned: resume with them and --no-load-optim, or from an earlier iteration"
 
 
 @rule(
@@ -102,7 +102,8 @@ def check(run: Megatron) -> Iterator[Problem]:
             f"than rounding; the first step copies the master over the weight: {join_truncated(others)}",
             file=run.finding_file,
             key=others[0],
-            hint=HINT,
+            hint="one half is of another step or damaged: if an evaluation shows that the weights are right, resume with them and "
+            "--no-load-optim; else from an earlier iteration",
         )
     if any(BUCKET.search(key) for key in run.tensors):
         raise Skip("the optimizer state is stored in buckets, which are padded with uninitialized memory")

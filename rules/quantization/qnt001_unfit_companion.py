@@ -86,7 +86,13 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         if group.weight is not None:
             yield _describe(ckpt, group)
     ckpt.require_whole()
+    told: set[tuple[str | None, tuple[str, ...]]] = set()
     for group in group_faults(ckpt, *(kind for kind in KINDS if kind not in OF_HEADERS)):
+        # a weight lost all that belongs to it: one finding, for the first of these tensors
+        if group.fault.kind == "missing":
+            if (group.weight, group.modules) in told:
+                continue
+            told.add((group.weight, group.modules))
         # compressed-tensors stores only the nonzero numbers of a sparse weight; engines refuse that (QNT031)
         is_sparse = f"{group.key.rpartition('.')[0]}.compressed" in ckpt.tensors
         if group.fault.kind != "weightless" or not is_sparse:

@@ -81,6 +81,6 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             f"{form.weight} is {' or '.join(form.dtypes)}{group.others}: no loader can read it",
             file=group.file,
             key=group.key,
-            hint="declare the format that the tensors have",
+            hint="declare the format that the tensors have, or quantize again if they were to have the declared one",
         )
     ckpt.require_headers()

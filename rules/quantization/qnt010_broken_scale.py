@@ -101,7 +101,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             f"{count(len(names), f'scale {one}', f'scales {many}')} {text}: {join_truncated(names)}",
             file=shard,
             key=names[0],
-            hint="quantize again",
+            hint="compare the file's hash with the original's; if it is the same, quantize again",
         )
     yield from _find_equal(ckpt)
     ckpt.require_values()

@@ -66,7 +66,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             problem,
             message=f"no weight is quantized, but quantization_config says so: {problem.message.partition(': ')[2]}",
             key="quantization_config",
-            hint="remove quantization_config: it belongs to the checkpoint from which this one was dequantized or trained",
+            hint="if the weights were dequantized or trained, remove quantization_config; if they are codes (VAL036), export again "
+            "with their scales",
         )
         return
     for quantized in (True, False):

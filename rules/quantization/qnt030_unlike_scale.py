@@ -59,7 +59,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             "a flipped bit or a reciprocal",
             file=ckpt.tensor_to_file[name],
             key=name,
-            hint="compare the file's hash with the original's",
+            hint="compare the file's hash with the original's: if it differs, fetch the file again; if not, quantize again",
         )
     if not ckpt.can_sample:
         raise Skip("weights are read again only on disk, and in an object store with --values")
@@ -88,7 +88,8 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             f"{weight.typical:.3g} is usual among {weight.siblings:,} weights of this name",
             file=ckpt.tensor_to_file[weight.key],
             key=weight.key,
-            hint="quantize it again; ckptcheck diff against the unquantized checkpoint shows the factor",
+            hint="compare the file's hash with the original's; if it is the same, quantize again: ckptcheck diff against the "
+            "unquantized checkpoint shows the factor",
         )
     ckpt.require_values()
 

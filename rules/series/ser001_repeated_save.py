@@ -71,8 +71,9 @@ def _describe(first: Save, others: list[Save]) -> Problem:
     return Problem(
         message,
         file=others[0].name,
-        hint=f"do not resume from {others[-1].name}: what was trained after {first.name} is not in it; save again without"
-        " asynchronous saving",
+        hint=f"do not resume from {others[-1].name}: what was trained after {first.name} is not in it; if the"
+        " trainer's log shows steps without an update (a rate of zero, gradients that overflow), mend these; else save again"
+        " without asynchronous saving",
     )
 
 

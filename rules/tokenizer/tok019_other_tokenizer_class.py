@@ -8,6 +8,9 @@ class of the model type) builds what tokenizer.json has:
   `normalizer`, the `pre_tokenizer` and the settings of the model that the class builds, and with those of the file;
 - all its added tokens: the class adds only those that `added_tokens_decoder` lists, where tokenizer_config.json has that setting.
 
+And transformers 4.57 can read what transformers 5 wrote (else an info): it has no class `TokenizersBackend`, and no list for
+`extra_special_tokens`.
+
 Classes that read tokenizer.json as it is (`PreTrainedTokenizerFast`, `TokenizersBackend`), the repository's own code (`auto_map`),
 model types for which `AutoTokenizer` does not take the class that the file names, and whole words (WordLevel) are left out.
 
@@ -27,6 +30,8 @@ Name `PreTrainedTokenizerFast`, which reads tokenizer.json as it is, or the clas
 - `--ignore TOK019`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
+- jingyaogong/minimind#578, agentscope-ai/QwenPaw#3084, hiyouga/LlamaFactory#9699, unslothai/unsloth#8444 (TokenizersBackend);
+  ml-explore/mlx-lm#661 (a list of extra_special_tokens)
 - huggingface/transformers#45812: all Granite models, numbers; huggingface/transformers#44294: OLMo 3, lines
 - allenai/open-instruct#1896: a trainer cut 9.8% more tokens than pretraining
 - Tried with the classes of transformers 5.24 that build a model, on small tokenizers of each kind: none reads another kind
@@ -52,6 +57,7 @@ from ckptcheck.consumers.tokenizer_models import (
 from ckptcheck.text.formatting import count, join_words
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.config import Config
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.checkpoint.vocabulary import Vocabulary
 
@@ -60,6 +66,7 @@ TEXTS = (
     "snake_case", "camelCase", "<think>\nOkay", '(a)[b]{c}!="d"', "https://a.b/c?d=e", "naïve café", "東京は日本", "Привет мир",
 )  # fmt: skip
 """Ordinary texts, none of which begins with a space: there the classes and the files of Llama 2 differ without harm."""
+OF_TRANSFORMERS_5 = ("TokenizersBackend", "PythonBackend", "SentencePieceBackend", "MistralCommonBackend")
 TEXT_FLAGS = ("continuing_subword_prefix", "end_of_word_suffix")
 HINT_FOR_TYPE = (
     "load it with PreTrainedTokenizerFast itself: for this model_type AutoTokenizer takes no class that a file names"
@@ -71,6 +78,8 @@ HINT = "name PreTrainedTokenizerFast, which reads tokenizer.json as it is, or th
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     tokenizer, model_type = ckpt.tokenizer, ckpt.config.model_type if ckpt.config is not None else None
     vocabulary = tokenizer.vocabulary
+    if tokenizer.tokenizer_config is not None:
+        yield from _find_unread_by_older(tokenizer.tokenizer_config)
     if vocabulary is None or vocabulary.kind not in KINDS or tokenizer.has_own_code:
         return
     file, key, named = next(
@@ -106,6 +115,22 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     for fault in faults:
         if fault is not None:
             yield Problem(f"{name} {fault}", file=file, key=key, hint=hint)
+
+
+def _find_unread_by_older(config: Config) -> Iterator[Problem]:
+    """Yield what transformers 4.57.6 stops at: with a ValueError for the class, with an AttributeError for the list."""
+    named, more = config.value.get("tokenizer_class"), config.value.get("extra_special_tokens")
+    words = [f"its tokenizer_class is {named}"] if named in OF_TRANSFORMERS_5 else []
+    words += ["its extra_special_tokens are a list"] if isinstance(more, list) else []
+    if words:
+        yield Problem(
+            f"{join_words(words)}: transformers 4.57, and vLLM or SGLang on it, refuse the tokenizer",
+            file=config.file,
+            key="tokenizer_class" if named in OF_TRANSFORMERS_5 else "extra_special_tokens",
+            severity="info",
+            hint="for readers on transformers 4 write PreTrainedTokenizerFast and additional_special_tokens, which transformers 5 "
+            "reads too",
+        )
 
 
 def _compare(

@@ -35,14 +35,21 @@ from ckptcheck.text.formatting import count, format_ranges, format_shape, join_t
 from ckptcheck.values.detectors.roles import may_be_infinite
 from ckptcheck.values.stats import TensorStats
 
+HINT = (
+    "export again from what this was made of; if it is NaN or infinite there too, take the last save in which it is not"
+)
+HINT_FOR_HALF = "convert again from the original dtype: F16 ends at 65,504"
+
 
 @rule("VAL001", "non-finite-value", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     tensors = ckpt.values.tensors.values()
     with_nan = [stats for stats in tensors if stats.nan]
-    yield from _report(ckpt, with_nan, "NaN", "take an intact or earlier copy: whatever is computed with it is NaN")
+    yield from _report(ckpt, with_nan, "NaN", HINT)
     with_inf = [stats for stats in tensors if stats.inf and not may_be_infinite(stats)]
-    yield from _report(ckpt, with_inf, "infinite", "convert again from the original dtype; F16 ends at 65,504")
+    for is_half in (True, False):
+        found = [stats for stats in with_inf if (stats.dtype == "F16") is is_half]
+        yield from _report(ckpt, found, "infinite", HINT_FOR_HALF if is_half else HINT)
     ckpt.require_values()
 
 

@@ -61,7 +61,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             + ("flipped bits, or a wrong dtype or order of bytes" if several else "a flipped bit or a wrong dtype"),
             file=shard,
             key=worst.stats.name,
-            hint="compare the file's hash with the original's",
+            hint="compare the file's hash with the original's: if it differs, fetch the file again; if not, export again, or take "
+            "the save before",
         )
     yield from _check_labels(ckpt)
     ckpt.require_values()

@@ -43,6 +43,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{stack.prefix}: {', '.join(sentences[:3])}{more}, byte for byte",
             file=ckpt.file_of(stack.full_name(min(equal_layers))),
             key=stack.full_name(min(equal_layers)),
-            hint="convert again, with the offset of each pipeline stage",
+            hint="convert again, with the offset of each pipeline stage, unless the model was made deeper by repeating layers",
         )
     ckpt.require_values()

@@ -67,7 +67,7 @@ def _report(ckpt: Checkpoint, repeats: Iterator[RepeatedExperts], text: str) -> 
             text.format(layers=format_layers([repeated.layer for repeated in layers]), tensors=tensors, copies=copies),
             file=ckpt.tensor_to_file.get(keys[0]) or ckpt.file_of(keys[0]),
             key=keys[0],
-            hint="export again with global expert numbers",
+            hint=HINT,
         )
     rest = [repeated.key for layers in list(repeats_by_sentence.values())[MAX_KINDS:] for repeated in layers]
     if rest:
@@ -75,9 +75,10 @@ def _report(ckpt: Checkpoint, repeats: Iterator[RepeatedExperts], text: str) -> 
             f"{count(len(rest), 'more layer repeats', 'more layers repeat')} other experts: {join_truncated(rest)}",
             file=ckpt.tensor_to_file.get(rest[0]) or ckpt.file_of(rest[0]),
             key=rest[0],
-            hint="export again with global expert numbers",
+            hint=HINT,
         )
 
 
+HINT = "export again with global expert numbers, unless experts were copied on purpose and not trained since"
 MAX_KINDS = 3
 """Kinds of copies that get a problem of their own."""

@@ -52,6 +52,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"weights: {join_truncated(codes.names)}",
             file=ckpt.tensor_to_file[first],
             key=first,
-            hint="export again, and multiply each block by its scale before the cast",
+            hint="add the quantization_config that the tool which quantized them wrote, or multiply each block by its scale"
+            if has_scale
+            else "export again, and multiply each block by its scale before the cast",
         )
     ckpt.require_values()

@@ -9,8 +9,9 @@ from itertools import islice
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.experts import fused_experts, iter_numbered_experts
-from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.checkpoint.layout import INDEX, Stack
 from ckptcheck.checkpoint.packing import unquantized_name
+from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import format_layers, format_ranges, join_truncated
 
@@ -19,6 +20,8 @@ MAX_LISTED = 1000
 GROUPED = re.compile(r"(^|\.)experts\.(\w{1,40})\.weight(\d{1,6})$")
 """An expert as TEGroupedLinear of Megatron-LM names it: the number behind `weight`."""
 ROUTER_BIAS = "e_score_correction_bias"
+TRAINED_BUFFERS = (ROUTER_BIAS, "expert_bias", "balancing_biases", "layer_scalar")
+"""Ends of the names of buffers with trained numbers, in the classes of transformers 5.24 that save them."""
 
 
 def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
@@ -29,21 +32,28 @@ def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault
         return
     groups = list(iter_numbered_experts(anatomy))
     most = max((max(members) + 1 for *_, members, _ in groups), default=0)
+    absent: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, str]]] = {}
     for layer, group, members, parts in groups:
         expected = declared if isinstance(declared, int) else most if declared is None else max(members) + 1
         key = stack.full_name(layer, group)
         if len(members) < expected:
-            missing = islice((expert for expert in range(expected) if expert not in members), MAX_LISTED)
-            source = anatomy.experts_source if isinstance(declared, int) else "other layers have"
-            message = f"layer {layer} has {len(members)} of the {expected} experts that {source}; missing: {format_ranges(missing)}"
-            yield Fault(
-                "missing", Problem(message, ckpt.file_of(key), key, "save again from all expert-parallel ranks")
-            )
+            lost = islice((expert for expert in range(expected) if expert not in members), MAX_LISTED)
+            absent.setdefault((expected, len(members), tuple(lost)), []).append((layer, key))
         yield from _find_torn_experts(ckpt, stack, layer, group, members, parts)
         most_real = _count_real(ckpt)
         if most_real is not None and (surplus := {expert for expert in members if expert >= most_real}):
             message = f"layer {layer} has experts beyond the {most_real} that {anatomy.experts_source}: {format_ranges(surplus)}"
             yield Fault("surplus", Problem(message, ckpt.file_of(key), key, "correct the count, or export again"))
+    for (total, number, missing), places in absent.items():
+        source = anatomy.experts_source if isinstance(declared, int) else "other layers have"
+        layers, key = [layer for layer, _ in places], places[0][1]
+        is_first = missing[0] == number and total % number == 0 and len(groups) == len(places) > 1
+        share = f": those of one of {total // number} expert-parallel ranks" if is_first else ""
+        message = (
+            f"{format_layers(layers)} {'has' if len(layers) == 1 else 'have'} {number} of the {total} experts that {source}; "
+            f"missing: {format_ranges(missing)}{share}"
+        )
+        yield Fault("missing", Problem(message, ckpt.file_of(key), key, "save again from all expert-parallel ranks"))
     yield from _find_grouped(ckpt, stack, explained)
     yield from _find_in_fused(ckpt)
     yield from _find_lost_router_biases(ckpt, stack, explained)
@@ -121,8 +131,9 @@ def _find_in_fused(ckpt: Checkpoint) -> Iterator[Fault]:
 
 
 def _find_lost_router_biases(ckpt: Checkpoint, stack: Stack, explained: Explained) -> Iterator[Fault]:
-    """Yield the layers whose router lacks the bias that ``topk_method`` of noaux_tc needs."""
+    """Yield the layers whose router lacks the bias that ``topk_method`` of noaux_tc needs, else trained buffers that none has."""
     if ckpt.config is None or ckpt.config.get("topk_method") != "noaux_tc":
+        yield from _find_lost_buffers(ckpt, explained)
         return
     layers = [
         layer
@@ -137,5 +148,29 @@ def _find_lost_router_biases(ckpt: Checkpoint, stack: Stack, explained: Explaine
             file=ckpt.file_of(stack.full_name(layers[0])),
             key=stack.full_name(layers[0], f"mlp.gate.{ROUTER_BIAS}"),
             hint="export again with a bridge that maps the router's expert_bias",
+        )
+        yield Fault("missing", problem)
+
+
+def _find_lost_buffers(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield buffers that training changes and that are stored in no layer, though the modules around them are."""
+    table, config = WeightsTable.of(ckpt.config), ckpt.config
+    kinds = {INDEX.sub("{}", names[0]) for names in ckpt.layout.names_by_template.values()}
+    lost = [
+        kind
+        for kind in (sorted(table.required) if table is not None else ())
+        if kind.endswith(TRAINED_BUFFERS)
+        and kind not in kinds
+        and any(other.startswith(f"{kind.rpartition('.')[0]}.") for other in kinds)
+    ]
+    if config is not None and lost:
+        explained.names.update(lost)
+        problem = Problem(
+            f"nothing is stored for {join_truncated(lost)}, which training changes in every {config.architecture}: transformers "
+            "fills it with zeros or ones",
+            file=config.file,
+            key=lost[0],
+            hint="export again with a converter that takes buffers along (state_dict, not parameters)",
+            names=tuple(lost),
         )
         yield Fault("missing", problem)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ckptcheck.checkpoint.architecture import KnownModules
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.expected.absent_parts import find_moved_parts
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
@@ -17,10 +18,16 @@ from ckptcheck.text.formatting import format_layers, join_truncated
 TEXT_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 """Suffixes of the classes that put a text head on a language model; all of them give that model the same attribute name."""
 
+MOST_MOVED = 0.9
+"""Share of the tensors and of the missing parameters that other prefixes explain; the ends of a model may have their own names."""
+
 
 def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
     """Yield one fault if the architecture has none of the stored names, in its layers or anywhere."""
     known, stack = _find_modules(ckpt), ckpt.components.stack
+    stored, hint = StoredParameters.of(ckpt), _explain(ckpt)
+    if hint is None and stored is not None and _is_moved(ckpt, stored):
+        return  # the same names under another prefix: a part is missing, and its fault says where it is
     modules = list_layer_modules(ckpt, known) if known is not None else set()
     if known is not None and stack is not None and modules and not any(map(known.has, modules)):
         if known.architecture == _name_of(ckpt) or not _has_relatives_layers(ckpt, known, modules):
@@ -29,11 +36,10 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
                 f"random numbers: {join_truncated(modules)}",
                 file=ckpt.file_of(stack.prefix),
                 key=stack.prefix,
-                hint=_explain(ckpt) or "convert the checkpoint to this architecture's layout, or correct architectures",
+                hint=hint or "convert the checkpoint to this architecture's layout, or correct architectures",
             )
             yield Fault("layout", problem)
         return
-    stored = StoredParameters.of(ckpt)
     if ckpt.config is None or stored is None or not stored.table.needs or not stored.table.needs <= stored.absent:
         return
     problem = Problem(
@@ -41,9 +47,20 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
         f"{join_truncated(sorted(stored.table.needs))}, of random numbers, and finds {next(iter(ckpt.tensors))}",
         file=ckpt.config.file,
         key="architectures",
-        hint=_explain(ckpt) or "convert the checkpoint to this architecture's layout, or correct architectures",
+        hint=hint or "convert the checkpoint to this architecture's layout, or correct architectures",
     )
     yield Fault("layout", problem)
+
+
+def _is_moved(ckpt: Checkpoint, stored: StoredParameters) -> bool:
+    """Whether nearly all tensors are those of the architecture under other prefixes, and nearly none are missing then."""
+    depth = ckpt.config.number(*ckpt.components.depth_names) if ckpt.config is not None else None
+    if depth is not None and depth != len(ckpt.components.layers):
+        return False  # another model
+    parts = find_moved_parts(ckpt, stored, stored.absent)
+    tensors = sum(len(part.tensors) for part in parts)
+    parameters = sum(len(part.parameters) for part in parts)
+    return tensors >= MOST_MOVED * len(ckpt.tensors) and parameters >= MOST_MOVED * len(stored.absent)
 
 
 def _explain(ckpt: Checkpoint) -> str | None:

@@ -63,7 +63,12 @@ def find_rank_shards(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
             expected = tuple(own if size is None else size for size, own in zip(wanted, stored, strict=True))
             if expected != stored:
                 odd.append(_Odd(tuple(names), stored, expected))
-        problem = _describe_parts(ckpt, table, size_of, odd) if len(odd) >= LEAST_KINDS else None
+        if len(odd) < LEAST_KINDS:
+            problem = None
+        elif all(kind.stored == (prod(kind.expected) // 2, 1) for kind in odd):
+            problem = _describe_columns(ckpt, odd)
+        else:
+            problem = _describe_parts(ckpt, table, size_of, odd)
     else:
         return
     if problem is not None:
@@ -93,6 +98,20 @@ def _describe_flat(ckpt: Checkpoint, compared: list[tuple[tuple[int, ...], tuple
     )
 
 
+def _describe_columns(ckpt: Checkpoint, odd: list[_Odd]) -> Problem:
+    """Return the problem of matrices in one column of half as many numbers: bitsandbytes packs two of 4 bits in a byte."""
+    first, names = odd[0].names[0], tuple(name for kind in odd for name in kind.names)
+    return Problem(
+        f"{count(len(names), 'matrix', 'matrices')} are one column of half as many numbers as the model has, this one "
+        f"{format_shape(odd[0].stored)} for {format_shape(odd[0].expected)}: they are 4-bit numbers of bitsandbytes, labelled "
+        f"{ckpt.tensors[first].dtype}",
+        file=ckpt.tensor_to_file[first],
+        key=first,
+        hint="save the model again, with their quant states and quantization_config, or dequantized",
+        names=names,
+    )
+
+
 def _describe_parts(
     ckpt: Checkpoint,
     table: WeightsTable,
@@ -116,7 +135,8 @@ def _describe_parts(
     fit_fields = {
         field for name, rank in fitting for axis in range(rank) for field in table.fields_of(name, axis, size_of)
     }
-    is_contradicted = all(own and own <= fit_fields for own in decisive)
+    # one size that other tensors contradict is no setting's fault, and those with the same factor share its cause
+    is_contradicted = any(own and own <= fit_fields for own in decisive)
     if not is_contradicted and len(fields - fit_fields) < LEAST_SETTINGS:
         return None
     first = odd[0]

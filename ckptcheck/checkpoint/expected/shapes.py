@@ -152,7 +152,7 @@ def _describe_ranks(ckpt: Checkpoint, names: list[str], expected: Shape) -> Prob
         f"transformers refuses to load it{others}",
         file=ckpt.tensor_to_file[name],
         key=name,
-        hint="store it in the shape that the model has",
+        hint="export again in the shape that the model has; if it is meant so, take the config that belongs to it",
         names=tuple(names),
     )
 

@@ -74,7 +74,9 @@ def find_other_vocabulary(ckpt: Checkpoint, explained: Explained) -> Iterator[Pr
             f"it has {rows:,} rows{also}, but {config.describe('vocab_size')}; transformers and vLLM refuse to load it",
             file=ckpt.tensor_to_file[name],
             key=name,
-            hint="remove padding rows that an export left, or correct vocab_size if the rows are intended",
+            hint="remove padding rows that an export left, or correct vocab_size if the rows are intended"
+            if rows > declared
+            else "correct vocab_size if the model has so few tokens; else export again, with the rows of all ranks",
             names=(name, *others),
         )
 

@@ -8,7 +8,7 @@ megatron/training/checkpointing.py (get_checkpoint_name), megatron/core/tensor_p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,29 @@ def folder_name(place: RankPosition, stages: int, experts: int) -> str:
     """Return the name of a rank's folder in a grid with this many pipeline stages and expert-parallel ranks."""
     name = f"mp_rank_{place.tp:02d}"
     return name + (f"_{place.pp:03d}" if stages > 1 else "") + (f"_{place.ep:03d}" if experts > 1 else "")
+
+
+def list_missing_ranks(
+    ranks: Iterable[LegacyRank], arguments: Mapping[str, Any]
+) -> tuple[tuple[int, int, int], list[str]]:
+    """Return the sizes of the grid that the arguments give (tensor, pipeline, expert), and the ranks of it that are not here."""
+    tp, pp, ep = (
+        positive_integer(arguments, f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")
+    )
+    places = {rank_position(rank, arguments) for rank in ranks}
+    if positive_integer(arguments, "expert_tensor_parallel_size", tp) == tp or ep == 1:
+        expected = (
+            {RankPosition(t, p, e) for t in range(tp) for p in range(pp) for e in range(ep)}
+            if tp * pp * ep <= 1 << 16
+            else set()
+        )
+        return (tp, pp, ep), sorted(folder_name(place, pp, ep) for place in expected - places)
+    sizes = {"tp": tp, "pp": pp, "ep": ep}
+    return (tp, pp, ep), [
+        f"{axis} rank {number}"
+        for axis, total in sizes.items()
+        for number in sorted(set(range(total)) - {getattr(place, axis) for place in places})
+    ]
 
 
 def join_ranks(

@@ -11,7 +11,7 @@ from ckptcheck.checkpoint.layout import Layout, parse_layout
 from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
 from ckptcheck.checkpoint.megatron.files import MegatronFiles
 from ckptcheck.checkpoint.megatron.folders import ITERATION, Tree
-from ckptcheck.checkpoint.megatron.legacy import FILES, LegacyRank, describe_rank, join_ranks
+from ckptcheck.checkpoint.megatron.legacy import FILES, LegacyRank, describe_rank, join_ranks, list_missing_ranks
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.stubs import plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
@@ -97,6 +97,12 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         if self.form == "legacy":
             return dict(next((rank.arguments for rank in self.ranks if rank.arguments), {}))
         return plain_arguments((self.common_state or {}).get("args"))
+
+    @property
+    def missing_ranks(self) -> tuple[tuple[int, int, int], list[str]]:
+        """The grid of a legacy checkpoint by its arguments (tensor, pipeline, expert), and the ranks of it without a folder."""
+        sizes, missing = list_missing_ranks(self.ranks, self.args)
+        return sizes, [name for name in missing if self.file(name) not in self.rank_folders]
 
     @cached_property
     def ranks(self) -> list[LegacyRank]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.deltas.chain import DeltaChain
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
+    from ckptcheck.compare.matching.rotation import Rotation
     from ckptcheck.compare.matching.smoothing import Smoothing
     from ckptcheck.compare.matching.tensor_files import TensorFiles
     from ckptcheck.linter.report import Section
@@ -60,6 +61,20 @@ class ValueDifferences:
     smoothed: list[str] = field(default_factory=list)
     # Matrices whose rows were scaled, which the columns of the matrix that reads their outputs undo.
     scaled_outputs: list[str] = field(default_factory=list)
+    # Where the residual stream is rotated: the matrices that follow, and those that do not → why.
+    rotated: list[str] = field(default_factory=list)
+    unrotated: dict[str, str] = field(default_factory=dict)
+
+    def describe_unrotated(self) -> list[tuple[str, list[str]]]:
+        """Return why matrices do not follow the rotation of the others, and which."""
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.unrotated.items():
+            reasons.setdefault(reason, []).append(name)
+        follow = count(len(self.rotated), "matrix follows", "matrices follow")
+        return [
+            (f"{follow} a rotation of the embedding, and {count(len(found), 'matrix', 'matrices')} {reason}", found)
+            for reason, found in reasons.items()
+        ]
 
 
 @dataclass
@@ -235,6 +250,11 @@ class Comparison(EvidenceDefaults):
                 if result.different:
                     differences.different.append((pair, how, result))
             done = sum(pair.first.nbytes for pair, _ in plain)
+            if (rotation := self._find_rotation((ours, theirs), differences)) is not None:
+                differences.rotated, differences.unrotated = rotation.consistent, rotation.broken
+                judged = rotation.explained | rotation.broken.keys()
+                differences.different = [one for one in differences.different if one[0].name not in judged]
+                packed = [pair for pair in packed if pair.name not in judged]
             smoothing = self._find_smoothing((ours, theirs), differences)
             scalings = smoothing.list_scalings()
             own = {number: scalings[pair.name] for number, pair in enumerate(packed) if pair.name in scalings}
@@ -266,6 +286,8 @@ class Comparison(EvidenceDefaults):
         from ckptcheck.values.detectors.norm_convention import is_zero_centred
 
         smoothing, packed = Smoothing(), self._classified.quantized
+        if differences.rotated:
+            return smoothing
         config = self.first.config or self.second.config
         if (differences.different or packed) and not (self.tolerance.rtol or self.tolerance.atol):
             try:
@@ -283,6 +305,30 @@ class Comparison(EvidenceDefaults):
             pairs = [pair for pair, _, _ in differences.different] + packed
             smoothing.rows = find_row_scales(pairs, smoothing.columns, files)
         return smoothing
+
+    def _find_rotation(self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences) -> Rotation | None:
+        """Return what follows a rotation of the embedding; None if that does not differ, or not by a rotation."""
+        from ckptcheck.compare.bridge.tensor_layout import LayoutError
+        from ckptcheck.compare.matching.rotation import find_rotation
+        from ckptcheck.compare.matching.tensor_files import UnreadableFile
+        from ckptcheck.values.detectors.norm_convention import is_zero_centred
+
+        config = self.first.config or self.second.config
+        if self.first.embedding not in [pair.name for pair, _, _ in differences.different]:
+            return None
+        declared = [side.config.get("quantization_config") for side in (self.first, self.second) if side.config]
+        # The comparison itself reports what cannot be read.
+        with suppress(UnreadableFile, IndexError, ValueError, LayoutError):
+            return find_rotation(
+                [pair for pair, _ in self._classified.plain] + self._classified.quantized,
+                files,
+                embedding=self.first.embedding,
+                head=self.first.head,
+                is_centred=config is not None and is_zero_centred(config.value),
+                heads=self.dimensions.heads,
+                is_declared=any(isinstance(each, dict) and each.get("transform_config") for each in declared),
+            )
+        return None
 
     @cached_property
     def merges(self) -> dict[str, ModuleMerge | str]:
@@ -318,11 +364,15 @@ class Comparison(EvidenceDefaults):
     def headline(self) -> str:
         """How many tensors are equal, and in which sense; "" if one differs, even if no rule that ran reports it."""
         differences = self.value_differences
-        if differences.different or any(
-            distance.is_mismatch(came_first=first) for _, distance, first in differences.quantized
+        if (
+            differences.different
+            or differences.unrotated
+            or any(distance.is_mismatch(came_first=first) for _, distance, first in differences.quantized)
         ):
             return ""
         plain, quantized = self._classified.plain, self._classified.quantized
+        if differences.rotated:
+            return "all matrices follow a rotation of the residual stream, and the rest is equal or rounded to the grid"
         if differences.smoothed or differences.scaled_outputs:
             return "what smoothing scaled is undone by the matrices that follow, and the rest is equal or rounded to the grid"
         parts = []
@@ -370,6 +420,9 @@ class Comparison(EvidenceDefaults):
         if "value_differences" in self.__dict__ and (norms := len(self.value_differences.smoothed)):
             total = norms + len(self.value_differences.half_smoothed)
             lines.append(f"smoothed, consistent in {norms:,} of {count(total, 'norm')}")
+        if "value_differences" in self.__dict__ and (turned := len(self.value_differences.rotated)):
+            total = turned + len(self.value_differences.unrotated)
+            lines.append(f"rotated, consistent in {turned:,} of {count(total, 'matrix', 'matrices')}")
         if "value_differences" in self.__dict__ and (outputs := len(self.value_differences.scaled_outputs)):
             lines.append(f"outputs of {count(outputs, 'matrix', 'matrices')} scaled, and undone")
         return [*lines, self.tolerance.text]

@@ -168,12 +168,22 @@ def find_smoothed_norms(
         is_tied: the head is the embedding, so nothing can undo a change of the last norm.
         is_centred: norms multiply by 1 + weight.
     """
+    return [
+        SmoothedNorm(pair, scales, readers)
+        for pair, readers in iter_norm_readers(pairs, head=head, is_tied=is_tied)
+        if (scales := _read_scales(pair, files, float(is_centred))) is not None
+    ]
+
+
+def iter_norm_readers(
+    pairs: Sequence[TensorPair], *, head: str, is_tied: bool
+) -> Iterator[tuple[TensorPair, tuple[TensorPair, ...]]]:
+    """Yield each norm, and the matrices that read it. Arguments as of `find_smoothed_norms`."""
     by_parent: dict[str, list[TensorPair]] = {}
     for pair in pairs:
         words = pair.name.split(".")
         for end in range(1, len(words)):
             by_parent.setdefault(".".join(words[:end]), []).append(pair)
-    found = []
     for pair in pairs:
         parent, _, leaf = pair.name.removesuffix(".weight").rpartition(".")
         if not pair.name.endswith(".weight") or len(pair.first.shape) != 1:
@@ -185,9 +195,8 @@ def find_smoothed_norms(
             readers = tuple(other for other in pairs if other.name == head and other.first.shape[-1:] == (size,))
         else:
             continue
-        if readers and (scales := _read_scales(pair, files, float(is_centred))) is not None:
-            found.append(SmoothedNorm(pair, scales, readers))
-    return found
+        if readers:
+            yield pair, readers
 
 
 def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair]) -> Iterator[TensorPair]:
@@ -256,7 +265,7 @@ def _estimate_rows(
         end = begin + (max(1, CHUNK_ELEMENTS // pair.first.shape[1]) if begin else FIRST_ROWS)
         end = min(end, pair.first.shape[0])
         ours, theirs = (
-            _read_rows(side, file, begin, end) for side, file in zip((pair.first, pair.second), files, strict=True)
+            read_rows(side, file, begin, end) for side, file in zip((pair.first, pair.second), files, strict=True)
         )
         if ours is None or theirs is None:
             return None
@@ -271,9 +280,10 @@ def _estimate_rows(
     return scales if np.isfinite(scales).all() and (scales > 0).all() else None
 
 
-def _read_rows(
+def read_rows(
     side: TensorLayout | QuantizedWeight, file: TensorFiles, begin: int, end: int
 ) -> NDArray[np.float64] | None:
+    """Return the numbers of some rows, dequantized; None for a dtype without real numbers. Raises as `dequantize_rows`."""
     if isinstance(side, TensorLayout):
         if not can_cast(side.dtype, "F64"):
             return None

@@ -331,6 +331,19 @@ def test_unfilled_parameters_are_compared_with_what_has_no_place(monkeypatch: py
         assert problems[0].hint == hint
 
 
+def test_scales_without_a_place_or_a_tensor_point_at_the_ignore_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own answer for linear attention that an ignore list of ``re:linear_attn.*`` does not reach."""
+    scales = ["model.layers.0.linear_attn.out_proj.weight_scale", "model.layers.0.mlp.up_proj.weight_scale_inv"]
+    for answer, hint in (
+        ({"unfilled": scales, "unfilled_count": 2, "parameters": 9}, "add these modules to the ignore list"),
+        ({"left_out": scales, "left_out_count": 2, "parameters": 9}, "remove these modules from the ignore list"),
+    ):
+        load = load_answered(lambda _, answer=answer: answer, monkeypatch)
+        (problem,) = describe_load(open_checkpoint(str(TINY)), "vllm", load)
+        assert problem.hint is not None
+        assert problem.hint.startswith(hint)
+
+
 class Played:
     """A loader that answers what a test wants."""
 
