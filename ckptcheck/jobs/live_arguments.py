@@ -115,6 +115,12 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
     else:
         lines += _list_each(job, source, has_trainer=has_trainer)
     if job.flag("dump.on"):
+        # seed_all of the guide stands in the worker's code, which no job file shows
+        if lacking := [name for name in ("trainer", "engine") if not job.flag(f"{name}.deterministic")]:
+            lines.append(
+                f"# dump with seed_all(mode=True), as the guide does: the job sets no deterministic kernels for the"
+                f" {' and the '.join(lacking)}"
+            )
         lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(list_dtype(job))))
     return lines
 

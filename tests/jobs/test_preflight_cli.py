@@ -319,7 +319,16 @@ def test_a_job_that_dumps_ends_with_the_comparison_of_its_dumps(how: str, tmp_pa
     (tmp_path / "run.sh").write_text(script[how])
     job = open_job([str(tmp_path / "run.sh")])
     dumps = "--dumps 0_dump_path/update_actor 0_dump_path/generate_sequences --dtype bfloat16"
-    assert suggest_commands(job)[-1] == f"ckptcheck parity localize ./model {dumps}"
+    *_, seeds, comparison = suggest_commands(job)
+    assert comparison == f"ckptcheck parity localize ./model {dumps}"
+    assert seeds.endswith(
+        "seed_all(mode=True), as the guide does: the job sets no deterministic kernels for the trainer and the engine"
+    )
+    deterministic = (
+        " actor_rollout_ref.actor.megatron.full_determinism=True actor_rollout_ref.rollout.full_determinism=True"
+    )
+    (tmp_path / "run.sh").write_text(script["export"].rstrip() + deterministic + "\n")
+    assert not any("seed_all" in line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])))
     (tmp_path / "run.sh").write_text(f"{command}\n")
     assert not any("localize" in line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])))
 
