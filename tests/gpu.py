@@ -1,9 +1,10 @@
-"""Refits live on GPUs, and what they cost: ``make gpu``.
+"""Refits and probes live on GPUs, and what the refits cost: ``make gpu``. docs/refit.md has the plan and the expected output.
 
     CKPTCHECK_VLLM_PYTHON=… CKPTCHECK_SGLANG_PYTHON=… CKPTCHECK_TRAINER_PYTHON=… python -m tests.gpu [--size GB]
 
 Each names a Python that has that engine, or megatron-core and transformers, for GPUs; what is not named is left out. Prints a
-table: seconds of the sync and of the check, and GB/s of both. Exits 1 where a verdict is not clean.
+table: seconds of the sync and of the check, and GB/s of both; then what each probe that a CPU cannot answer says. Exits 1 where
+the verdict of a refit is not clean, or a probe has an error.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ CELLS = (
     Cell("sglang", "tensor", switch="speculative=3"),
     Cell("sglang", "nccl", gpus=2),
 )
+
+
+PROBES = ("scheduling", "graphs", "inductor", "casts", "head")
+"""What a CPU build of an engine skips, or answers for half of the question: async scheduling, CUDA graphs and inductor."""
 
 
 DUE = frozenset({"REF001", "REF003", "REF004", "REF008", "REF010", "REF012", "REF013"})
@@ -122,6 +127,31 @@ def refit(source: Path, cell: Cell, *more: str, stderr: int | None = None) -> su
     return subprocess.run([*command, *more], stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
 
 
+def probe(source: Path, engine: str) -> subprocess.CompletedProcess[str]:
+    """Run the probes that need a GPU; the report is JSON."""
+    command = [
+        *(sys.executable, "-m", "ckptcheck", "parity", "probe", str(source), "--format", "json", "--dtype", "bfloat16"),
+        *(
+            "--engine",
+            engine,
+            "--set",
+            f"engine-python={python(engine)}",
+            "--set",
+            f"trainer-python={python('trainer')}",
+        ),
+        *(word for name in PROBES for word in ("--only", name)),
+    ]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+
+
+def probe_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each outcome of a report on probes, what could not be measured first."""
+    yield from (f"not measured: {each['code']}: {each['reason']}" for each in report.get("skipped", ()))
+    yield from (f"{each['severity']}: {each['code']}: {each['message']}" for each in report.get("findings", ()))
+    if passed := report.get("passed"):
+        yield f"passed: {', '.join(passed)}"
+
+
 def attach(source: Path, engine: str, url: str) -> subprocess.CompletedProcess[str]:
     """Hold a server that runs already against the checkpoint, with everything on GPUs; the report is JSON."""
     command = [
@@ -165,16 +195,32 @@ def models(size: float, folder: Path) -> Iterator[tuple[str, Path]]:
     import smollm2
     import wide
 
-    if not (smollm2.default_folder() / smollm2.DONE).is_file():
-        smollm2.default_folder().parent.mkdir(parents=True, exist_ok=True)
-        smollm2.build(smollm2.default_folder())
-    yield "SmolLM2-135M-Instruct", smollm2.default_folder()
+    real = smollm2_folder()
+    if not (real / smollm2.DONE).is_file():
+        real.parent.mkdir(parents=True, exist_ok=True)
+        smollm2.build(real)
+    yield "SmolLM2-135M-Instruct", real
     yield f"random Qwen3-MoE, {size:g} GB", wide.write(folder / "moe", size)
+
+
+def smollm2_folder() -> Path:
+    """Return where the real model lies."""
+    import smollm2
+
+    return smollm2.default_folder()
+
+
+def _print_probes(source: Path, engine: str) -> bool:
+    """Print what the probes of an engine say; return whether they failed."""
+    done = probe(source, engine)
+    lines = list(probe_lines(json.loads(done.stdout))) if done.stdout else ["not measured: exit 2"]
+    print(f"\nprobes of {engine}\n" + "\n".join(f"  {line}" for line in lines), flush=True)
+    return done.returncode != 0
 
 
 def main() -> None:
     """Run what can be run here."""
-    parser = argparse.ArgumentParser(description="Refits live on GPUs.")
+    parser = argparse.ArgumentParser(description="Refits and probes live on GPUs.")
     parser.add_argument("--size", type=float, default=4.0, help="GB of the random mixture of experts")
     asked = parser.parse_args()
     figures()
@@ -192,6 +238,8 @@ def main() -> None:
                 failed += done.returncode != 0
                 shown = row(cell, json.loads(done.stdout)) if done.stdout else (str(cell), "could not check (exit 2)")
                 print("| " + " | ".join(shown) + " |", flush=True)
+            if source == smollm2_folder():
+                failed += sum(_print_probes(source, engine) for engine in sorted({cell.engine for cell in there}))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.exit(bool(failed))

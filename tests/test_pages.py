@@ -176,16 +176,16 @@ def _get_program() -> Any:
     ("page", "command"), COMMANDS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_a_command_is_one_that_the_program_takes(page: str, command: list[str]) -> None:
-    mistake = _find_mistake(command)
+    mistake = find_mistake(command)
     own = re.search(r"'(\w+)' is not one of", mistake)
     if own and any(f'"{own[1]}"' in block for block in _list_blocks(PAGES[page], "python")):
         return  # the page adds it
     assert mistake == ""
 
 
-def _find_mistake(words: list[str]) -> str:
+def find_mistake(words: list[str]) -> str:
     """Return what the command line would refuse: a command, an option, a choice, an argument too many or too few."""
-    command, words = _find_command(words)
+    command, words = find_command(words)
     if hasattr(command, "commands"):
         return "" if words in (["--version"], ["--help"], []) else f"no command: {words}"
     if words == ["--help"]:
@@ -205,7 +205,7 @@ def _find_mistake(words: list[str]) -> str:
     return f"too many arguments: {rest}" if rest else ""
 
 
-def _find_command(words: list[str]) -> tuple[Any, list[str]]:
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
     """Return the command that words begin with, and the words behind it."""
     command = _get_program()
     while hasattr(command, "commands"):
@@ -217,17 +217,17 @@ def _find_command(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def test_a_mistake_is_found() -> None:
-    assert _find_mistake(["scan", "x", "--no-such-option"])
-    assert _find_mistake(["scan", "x", "--format", "no-such-format"])
-    assert _find_mistake(["no-such-command"])
-    assert _find_mistake(["verify", "a", "b", "c"])
-    assert not _find_mistake(["scan", "x", "--format", "json"])
+    assert find_mistake(["scan", "x", "--no-such-option"])
+    assert find_mistake(["scan", "x", "--format", "no-such-format"])
+    assert find_mistake(["no-such-command"])
+    assert find_mistake(["verify", "a", "b", "c"])
+    assert not find_mistake(["scan", "x", "--format", "json"])
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_an_option_named_in_a_sentence_is_there(page: str) -> None:
     for words in re.findall(r"`ckptcheck ([a-z][^`]*)`", BLOCK.sub("", PAGES[page])):
-        command, rest = _find_command(words.split())
+        command, rest = find_command(words.split())
         assert command is not _get_program(), words
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         assert {word for word in rest if word.startswith("--")} <= {*known, "--help"}, words

@@ -147,7 +147,20 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
         lines.append(_line("gate", *arguments, *(["--model", source] if is_elsewhere else [])))
     else:
         lines += _list_each(job, source, has_trainer=has_trainer)
+    if job.flag("update.in_flight"):
+        options = _options({"engine": job.engine, **list_dtype(job)})
+        lines.append(_line("parity", "probe", source, *options, "--only", "inflight"))
+    if job.flag("critic.enabled") and job.text("critic.backend") == "megatron":
+        named = job.text("checkpoint.critic")
+        critic, first = (source, []) if named in (None, model) else _source(job, named or "", "checkpoint.critic")
+        lines += [*first, _line("critic", critic)]
     if job.flag("dump.on"):
+        # seed_all of the guide stands in the worker's code, which no job file shows
+        if lacking := [name for name in ("trainer", "engine") if not job.flag(f"{name}.deterministic")]:
+            lines.append(
+                f"# dump with seed_all(mode=True), as the guide does: the job sets no deterministic kernels for the"
+                f" {' and the '.join(lacking)}"
+            )
         lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(list_dtype(job))))
     return lines
 
@@ -167,9 +180,12 @@ def _list_each(job: Job, source: str, *, has_trainer: bool) -> list[str]:
     return lines
 
 
-def _source(job: Job, model: str) -> tuple[str, list[str]]:
-    """Return (path of the checkpoint, shell lines that come first: the download of a checkpoint that is on the Hub)."""
-    checkpoint = job.checkpoints.get("checkpoint.model")
+def _source(job: Job, model: str, field: str = "checkpoint.model") -> tuple[str, list[str]]:
+    """Return (path of the checkpoint, shell lines that come first: the download of a checkpoint that is on the Hub).
+
+    model: the checkpoint as the job names it, in this field.
+    """
+    checkpoint = job.checkpoints.get(field)
     if checkpoint is None or not checkpoint.reason:
         return (checkpoint.path if checkpoint else model), []
     if "is on the Hub" in checkpoint.reason:

@@ -54,6 +54,10 @@ def _of_gap(name: str) -> Callable[[SeriesMember], float | None]:
     return lambda member: None if member.gap is None else float(getattr(member.gap, name))
 
 
+def _entropy(member: SeriesMember) -> float | None:
+    return member.entropy if member.entropy is not None or member.gap is None else -member.gap.trainer_mean
+
+
 CURVES = (
     Curve("ratio", "gap", _of_gap("ratio"), 1e-3, lambda value: abs(value - 1)),
     Curve("lag", "gap", lambda member: member.lag, 0.25),
@@ -62,7 +66,7 @@ CURVES = (
     Curve("ess", "gap", _of_gap("ess"), 1e-3, lambda value: -value),
     Curve("k3", "gap", _of_gap("k3"), 1e-5),
     Curve("mult_prob_error", "gap", _of_gap("mult_prob_error"), 1e-3),
-    Curve("entropy", "outcome", lambda member: None if member.gap is None else -member.gap.trainer_mean, 0.01),
+    Curve("entropy", "outcome", _entropy, 0.01),
     Curve(
         "KL to the reference", "outcome", lambda member: None if member.reference is None else member.reference.kl, 1e-3
     ),
@@ -75,7 +79,8 @@ CURVES = (
 )
 """The curves, in the order in which a fault spreads: what a logprob means, the sync, the gap, and what training makes of it.
 
-entropy: minus the mean logprob that the trainer gives to the sampled tokens, which estimates the policy's entropy in nats a token.
+entropy: of the trainer's whole distributions, in nats a token; where these are not recorded, minus the mean logprob that it gives
+to the sampled tokens, which estimates it.
 cut off: share of the responses that ended by their length (`LearningSignal.probably_cut_off`). silent groups: share of the groups
 of one prompt that teach nothing (`LearningSignal`). lag: how many versions the tokens are older than the trainer's weights, a mean
 over tokens. clip rate: see `LogprobMetrics`.

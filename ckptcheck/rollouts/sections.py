@@ -88,6 +88,7 @@ def build_sections(
         yield _build_weights_section(gap, weights)
     if exact is not None:
         kl_rows = [("KL(engine ‖ trainer)", exact.engine_trainer), ("KL(trainer ‖ engine)", exact.trainer_engine)]
+        kl_rows += [("entropy of the engine", exact.engine_entropy), ("entropy of the trainer", exact.trainer_entropy)]
         if temperature is not None:
             kl_rows.append(("temperature that fits best", temperature.temperature))
         yield Section(f"whole distributions of {count(exact.positions, 'token')}", ("", "value"), tuple(kl_rows))

@@ -34,6 +34,8 @@ class SeriesMember:
     """What the step can learn; None where neither rewards nor advantages are recorded."""
     response_length: float | None = None
     """The mean length of its responses, in tokens; None where nothing was compared and no reward is known."""
+    entropy: float | None = None
+    """Of the trainer's whole distributions; None where these are not recorded."""
     metadata: Metadata = field(default_factory=Metadata, repr=False)
     """How its tokens were drawn and scored."""
     defect: str = ""
@@ -57,6 +59,7 @@ class SeriesMember:
             judged.reference_gap,
             judged.learning_signal,
             _compute_mean_length(judged),
+            None if judged.exact_kl is None else judged.exact_kl.trainer_entropy,
             metadata,
         )
 

@@ -23,9 +23,9 @@ def critic(
     layouts: Annotated[
         Words,
         Option(
-            "Megatron's parallel layouts: tp2, pp2, tp2pp2, pp2vpp2.",
+            "Megatron's parallel layouts: tp2, tp2sp (sequence parallel), pp2, tp2pp2, pp2vpp2, ep2.",
             metavar="LAYOUT,…",
-            shown="tp1, tp2, pp2, pp2vpp2 where they fit",
+            shown="tp1, tp2, tp2sp, pp2, pp2vpp2, ep2 where they fit",
             has_commas=True,
         ),
     ] = (),

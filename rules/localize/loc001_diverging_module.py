@@ -54,12 +54,14 @@ LOOK = {
 }
 
 INPUTS = {
+    **{f"self_attn.{letter}_proj": ("input_layernorm",) for letter in "qkv"},
     "self_attn.core": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attn.o_proj": ("self_attn.core",),
+    **{f"mlp.{name}": ("post_attention_layernorm",) for name in ("gate", "gate_proj", "up_proj")},
     "mlp.act": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.act",),
 }
-"""Point → the points that go into it."""
+"""Point → the points that go into it. Transformer Engine computes the two norms inside the projection, so its dump lacks them."""
 
 
 @rule(

@@ -89,6 +89,7 @@ PipelineRL · deepspeed → vllm TP2
     assert commands.splitlines() == [
         "/a model's name is not on this machine",
         "  ckptcheck gate job.yaml",
+        f"  ckptcheck parity probe {name} --engine vllm --dtype bfloat16 --only inflight",
         "",
         "✗ incomplete: JOB017 could not be checked, 1 error · 0 rules passed",
         "  ckptcheck rule JOB002 explains the first one",
@@ -102,6 +103,29 @@ PipelineRL · deepspeed → vllm TP2
         " -o scored.safetensors",
         "  ckptcheck parity judge scored.safetensors",
     ]
+
+
+def test_a_megatron_critic_is_compared(tmp_path: Path) -> None:
+    model, critic = "actor_rollout_ref.model.path=org/model", "critic.model.path=org/critic"
+    for strategy, named, expected in (
+        ("megatron", "", ["ckptcheck critic ./model"]),
+        ("megatron", critic, ["hf download org/critic --local-dir ./critic", "ckptcheck critic ./critic"]),
+        ("fsdp", critic, []),
+    ):
+        (tmp_path / "run.sh").write_text(
+            f"python3 -m verl.trainer.main_ppo {model} {named} actor_rollout_ref.rollout.name=vllm critic.strategy={strategy}"
+            f" actor_rollout_ref.actor.strategy={strategy} algorithm.adv_estimator=gae\n"
+        )
+        found = [line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])) if "critic" in line]
+        assert found == expected
+
+
+def test_a_pipelinerl_job_is_offered_every_step(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model_path: org/model\nfinetune: {rl: {}}\nvllm_config: {use_v1: true}\n")
+    verbs = [
+        line.partition(" --")[0].split()[1:3] for line in suggest_commands(open_job([str(tmp_path / "job.yaml")]))[1:]
+    ]
+    assert verbs == [["refit", "./model"], *(["parity", verb] for verb in ("record", "score", "judge", "probe"))]
 
 
 @pytest.mark.parametrize(("rank", "merges", "offered"), [(8, "False", True), (0, "False", False), (8, "True", False)])
@@ -319,7 +343,16 @@ def test_a_job_that_dumps_ends_with_the_comparison_of_its_dumps(how: str, tmp_pa
     (tmp_path / "run.sh").write_text(script[how])
     job = open_job([str(tmp_path / "run.sh")])
     dumps = "--dumps 0_dump_path/update_actor 0_dump_path/generate_sequences --dtype bfloat16"
-    assert suggest_commands(job)[-1] == f"ckptcheck parity localize ./model {dumps}"
+    *_, seeds, comparison = suggest_commands(job)
+    assert comparison == f"ckptcheck parity localize ./model {dumps}"
+    assert seeds.endswith(
+        "seed_all(mode=True), as the guide does: the job sets no deterministic kernels for the trainer and the engine"
+    )
+    deterministic = (
+        " actor_rollout_ref.actor.megatron.full_determinism=True actor_rollout_ref.rollout.full_determinism=True"
+    )
+    (tmp_path / "run.sh").write_text(script["export"].rstrip() + deterministic + "\n")
+    assert not any("seed_all" in line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])))
     (tmp_path / "run.sh").write_text(f"{command}\n")
     assert not any("localize" in line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])))
 

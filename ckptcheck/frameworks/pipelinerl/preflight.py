@@ -23,6 +23,7 @@ def _dtype_of_load_as_bf16(value: object) -> object:
 
 
 SOURCES = {
+    "trainer.backend": FieldSource(),
     "trainer.dtype": FieldSource(("finetune.load_as_bf16",), read=_dtype_of_load_as_bf16),
     "trainer.temperature": FieldSource(("finetune.rl.temperature", "llm.parameters.temperature")),
     "trainer.filters": FieldSource(),
@@ -62,6 +63,8 @@ def _finish(job: Job, document: Document) -> None:
         enabled = resolve(document, key)
         if enabled is not None and enabled.value is True:
             job.settings["trainer.backend"] = Setting(backend, "set", "", enabled.leaf)
+        elif enabled is not None and job.text("trainer.backend") == backend:
+            del job.settings["trainer.backend"]
     arguments = read_section(document, "vllm_config.vllm_kwargs")
     apply_engine_arguments(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
     _set_defaults_of_v0(job, document)

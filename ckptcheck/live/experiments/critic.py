@@ -120,7 +120,7 @@ class CriticComparison(EvidenceDefaults):
         lines += [f"{layout} was not run: {reason}" for layout, reason in self.left_out.items()]
         lines.append(
             f"values [{self.batch[0]}, {self.batch[1] - 1}] are the output without its last token; padding and prompts are masked;"
-            " context and expert parallelism are not run, nor TRL's and ROLL's own classes"
+            " context parallelism is not run, nor TRL's and ROLL's own classes"
         )
         columns = ("framework", "output", "largest distance", f"beyond rtol {RTOL:g}", "loss", "gradient, relative")
         return (Section("One critic, two frameworks", columns, tuple(rows)), Section("Notes", lines=tuple(lines)))
@@ -178,11 +178,12 @@ def compare_critic(
     bias = "bias" in head or not head
     for layout in DEFAULT_LAYOUTS if layouts is None else layouts:
         try:
-            chosen.append((layout, critic_settings(source.config, layout, source.target, bias=bias)))
+            chosen.append((layout, critic_settings(source.config, layout, source.target, bias=bias, length=length)))
         except CkptcheckError as error:
             if layouts is not None or layout == DEFAULT_LAYOUTS[0]:
                 raise
-            left_out[str(layout)] = error.message
+            if layout.ep == 1:  # else it has no experts
+                left_out[str(layout)] = error.message
     assert source.config is not None
     assert source.source.local is not None
     folder = str(real_path(source.source.local))

@@ -19,7 +19,7 @@ NUMBERS = 1 << 21
 
 @dataclass(frozen=True)
 class ExactKL:
-    """The exact KL in both directions, as means over positions, in nats."""
+    """The exact KL in both directions, and the entropy of both sides, as means over positions, in nats."""
 
     positions: int
     """Number of positions."""
@@ -27,23 +27,28 @@ class ExactKL:
     """KL(engine ‖ trainer)."""
     trainer_engine: float
     """KL(trainer ‖ engine)."""
+    engine_entropy: float
+    trainer_entropy: float
 
 
 def exact(q: NDArray[Any], p: NDArray[Any]) -> ExactKL:
-    """Return KL(engine ‖ trainer) = Σ e^q (q - p) and the reverse, over full-vocabulary logprobs [positions, ids].
+    """Return KL(engine ‖ trainer) = Σ e^q (q - p), the reverse, and entropies, over full-vocabulary logprobs [positions, ids].
 
     q, p: of the engine and of the trainer. An id of probability 0 on one side adds nothing to the sum that this side's
     probabilities weigh, and infinity to the other sum.
     """
     import numpy as np
 
-    sums, step = [0.0, 0.0], max(1, NUMBERS // max(1, q.shape[-1]))
+    sums, step = [0.0] * 4, max(1, NUMBERS // max(1, q.shape[-1]))
     for begin in range(0, len(q), step):
         one, other = (x[begin : begin + step].astype(np.float64) for x in (q, p))
         sums[0] += _kl(one, other)
         sums[1] += _kl(other, one)
+        # the entropy is minus the KL to logprobs of 0
+        sums[2] -= _kl(one, np.zeros_like(one))
+        sums[3] -= _kl(other, np.zeros_like(other))
     positions = len(q)
-    return ExactKL(positions, sums[0] / max(1, positions), sums[1] / max(1, positions))
+    return ExactKL(positions, *(each / max(1, positions) for each in sums))
 
 
 def _kl(a: NDArray[Any], b: NDArray[Any]) -> float:

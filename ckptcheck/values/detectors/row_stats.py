@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from math import pi, sqrt
+from math import nan, pi, sqrt
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.linter.rule import Skip
@@ -59,6 +59,27 @@ class RowStats:
         if not sizes.size:
             raise Skip("every row holds NaN or Inf")
         return float(np.median(sizes.astype("f8")))  # of two middles it takes the mean
+
+    @property
+    def mean(self) -> float:
+        """The mean magnitude of the elements of the finite rows; NaN without such a row."""
+        return float(self.finite.mean_abs.mean(dtype="f8")) if self.finite.std.size else nan
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude in a finite row; NaN without such a row."""
+        return float(self.finite.max_abs.max()) if self.finite.std.size else nan
+
+    @property
+    def std_range(self) -> tuple[float, float]:
+        """The smallest and the largest standard deviation of a finite row; NaN without such a row."""
+        std = self.finite.std
+        return (float(std.min()), float(std.max())) if std.size else (nan, nan)
+
+    def describe(self) -> str:
+        """Return the statistics of the finite rows as text, in the words of NeMo-RL's script."""
+        low, high = self.std_range
+        return f"mean_abs={self.mean:.6f}, max_abs={self.largest:.6f}, std_range=[{low:.6f}, {high:.6f}]"
 
     def near_zero(self, threshold: float) -> NDArray[np.bool_]:
         """Return a mask of the rows whose every element is below the threshold in magnitude; NeMo-RL's default is 1e-10."""

@@ -161,13 +161,8 @@ class UntrainedRows:
     @property
     def summary(self) -> str:
         """Statistics of the matrix as text, in the words of NeMo-RL's script."""
-        stats = self.stats.finite
         tied = {True: "tied", False: "not tied", None: "tied or not: unknown"}[self.ckpt.components.is_tied]
-        low, high = float(stats.std.min()), float(stats.std.max())
-        return (
-            f"of {len(self.stats.std):,} rows; mean_abs={float(stats.mean_abs.mean(dtype='f8')):.6f}, "
-            f"max_abs={float(stats.max_abs.max()):.6f}, std_range=[{low:.6f}, {high:.6f}], {tied}"
-        )
+        return f"of {len(self.stats.std):,} rows; {self.stats.describe()}, {tied}"
 
 
 def _is_all_zero(ckpt: Checkpoint, parts: tuple[str, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import live
 import pytest
 
 import ckptcheck
@@ -15,7 +16,8 @@ from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON, write_checkp
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("cp2", "Transformer Engine"), ("ep2", "one batch"), ("vpp2", "of one stage"), ("2", "no layout")]
+    ("text", "why"),
+    [("cp2", "Transformer Engine"), ("pp2sp", "of which it has one"), ("vpp2", "of one stage"), ("2", "no layout")],
 )
 def test_layouts_that_are_not_run_say_why(text: str, why: str) -> None:
     with pytest.raises(CkptcheckError, match=why):
@@ -23,7 +25,7 @@ def test_layouts_that_are_not_run_say_why(text: str, why: str) -> None:
 
 
 def test_layouts_are_read_as_they_are_written() -> None:
-    for text in ("tp1", "tp2", "pp2", "tp2pp2", "pp2vpp2"):
+    for text in ("tp1", "tp2", "tp2sp", "pp2", "tp2pp2", "pp2vpp2", "tp2ep2sp"):
         assert str(CriticLayout.parse(text)) == text
 
 
@@ -83,7 +85,23 @@ def test_a_critic_and_a_language_model(tmp_path: Path) -> None:
         "tensors": {"model.safetensors": norms},
     }
     write_checkpoint(normed, tmp_path / "normed")
-    report = ckptcheck.critic(tmp_path / "normed", layouts="tp2")
+    report = ckptcheck.critic(tmp_path / "normed", layouts=["tp2", "tp2sp"])
     assert report.verdict == "clean", report.findings
     assert "language model → critic: only score.bias, score.weight are new" in report.sections[1].lines
     assert "not loaded: lm_head.weight" in report.sections[1].lines
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("engine")
+def test_a_critic_of_experts(tmp_path: Path) -> None:
+    """transformers keeps the experts of a layer as one tensor; Megatron shares them and, under tp, each sequence among ranks."""
+    needs_engine("megatron")
+    report = ckptcheck.critic(live.write("qwen3-moe", tmp_path / "moe"), layouts=["tp2sp", "pp2ep2", "tp2ep2sp"])
+    assert report.verdict == "clean", report.findings
+    gradients = [row[5] for row in report.sections[0].rows[1:]]
+    assert len(gradients) == 3
+    assert max(gradients) < 1e-4
+    with pytest.raises(CkptcheckError, match="only on shares of a sequence"):
+        ckptcheck.critic(tmp_path / "moe", layouts="tp2")
+    with pytest.raises(CkptcheckError, match="15 tokens"):
+        ckptcheck.critic(tmp_path / "moe", layouts="tp2sp", length=15)

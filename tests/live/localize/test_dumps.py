@@ -276,6 +276,33 @@ def test_a_dump_of_no_tokens_is_compared_with_nothing(model: Any, tmp_path: Path
         assert not report.crashed
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_logits_are_compared_without_the_padding_of_the_vocabulary(factor: float, model: Any, tmp_path: Path) -> None:
+    """Megatron pads the vocabulary, and with it the logits."""
+    folder, net = model
+    seen = forward(net)
+    padded = dict(seen)
+    logits = seen["lm_head"][1]
+    padded["lm_head"] = (seen["lm_head"][0], torch.cat([logits * factor, torch.zeros(*logits.shape[:2], 96)], -1))
+    report = judged(msprobe(padded, tmp_path / "trainer"), msprobe(seen, tmp_path / "engine"), folder)
+    found = [(finding.code, finding.key) for finding in report.findings]
+    assert found == ([] if factor == 1 else [("LOC001", "lm_head")])
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_norm_that_the_projection_holds_is_named_as_a_suspect(is_there: bool) -> None:
+    norm = {"point": "model.layers.1.input_layernorm", "how": "absent"}
+    changes = [{"point": f"model.layers.1.self_attn.{name}_proj", "how": "noise"} for name in "qkv"]
+    (found,) = [
+        finding
+        for finding in run_rules(build_localization({"do": changes if is_there else [norm, *changes]}), RULES).findings
+        if finding.code == "LOC001"
+    ]
+    assert str(found.hint).endswith(
+        "; what goes in agrees" if is_there else "; and at input_layernorm, which was not compared"
+    )
+
+
 @pytest.mark.parametrize(
     ("missing", "end"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.live.experiments.probes.registry import select_probes
 from tests import gpu
 from tests.factories import refit_cases
 
@@ -66,3 +67,17 @@ def test_every_kind_of_refit_has_a_cell() -> None:
         assert {cell.switch for cell in own} == {"", "compilation=graphs", "speculative=3"}
         assert {cell.quantize for cell in own} == ({"", "fp8"} if engine == "vllm" else {""})
     assert len({str(cell) for cell in gpu.CELLS}) == len(gpu.CELLS)
+
+
+def test_a_probe_that_could_not_measure_is_said_first() -> None:
+    report = {
+        "skipped": [{"code": "PRB022", "reason": "vLLM made it inductor by itself"}],
+        "findings": [{"code": "PRB010", "severity": "info", "message": "0.02 nats"}],
+        "passed": ["PRB011"],
+    }
+    assert list(gpu.probe_lines(report)) == [
+        "not measured: PRB022: vLLM made it inductor by itself",
+        "info: PRB010: 0.02 nats",
+        "passed: PRB011",
+    ]
+    select_probes(gpu.PROBES, ())

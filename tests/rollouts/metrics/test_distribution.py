@@ -21,6 +21,8 @@ def test_exact_kl_by_hand() -> None:
     found = exact(np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]]))
     assert found.engine_trainer == pytest.approx(0.5 * log(2) + 0.5 * log(2 / 3))
     assert found.trainer_engine == pytest.approx(0.25 * log(0.5) + 0.75 * log(1.5))
+    assert found.engine_entropy == pytest.approx(log(2))
+    assert found.trainer_entropy == pytest.approx(0.25 * log(4) + 0.75 * log(4 / 3))
 
 
 def test_exact_kl_is_the_same_however_many_are_worked_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +39,7 @@ def test_an_impossible_token_makes_one_direction_infinite() -> None:
     found = exact(np.array([[0.0, -inf]]), np.log([[0.5, 0.5]]))
     assert found.engine_trainer == pytest.approx(log(2))
     assert found.trainer_engine == inf
+    assert found.engine_entropy == 0
 
 
 def test_logits_do_not_add_up() -> None:

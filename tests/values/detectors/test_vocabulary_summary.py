@@ -40,7 +40,7 @@ def test_a_sound_checkpoint_has_the_counts_too(untied: Path) -> None:
     report = ckptcheck.scan(untied)
     (section,) = report.sections
     assert section.title == "Rows near zero (every |element| < 1e-10) and identical (std < 1e-08)"
-    assert section.brief[0].endswith(": 0 near zero, 0 identical")
+    assert section.brief[0].endswith(": 0 near zero; 0 identical")
     assert section.columns == ("", "shape", "dtype", "near zero", "share", "identical", "share", "tied")
     assert report.verdict == "clean"
     assert set(counts(report).values()) == {(0, 0)}
@@ -61,6 +61,14 @@ def test_near_zero_and_identical_rows_are_counted_apart(untied: Path) -> None:
     assert found.get(HEAD, (0, 0)) == (0, 0)
     section = report.sections[0]
     assert section.rows[0][4] == pytest.approx(5 / int(str(section.rows[0][1]).split()[0]))
+    # each kind has its own list of indices, and the statistics stand beside every matrix, as NeMo-RL's script prints them
+    assert section.rows[0][8:10] == ("3-5,10-11", "3-5,9-11")
+    assert "near zero (15.6%): 3-5,10-11; 6 identical (18.8%): 3-5,9-11; mean_abs=" in section.brief[0]
+    for row, name in zip(section.rows, (EMBEDDING, HEAD), strict=True):
+        value = next(w for w in (load_file(f).get(name) for f in untied.glob("*.safetensors")) if w is not None)
+        exact = value.astype(np.float64)
+        std = exact.std(1, ddof=1)
+        assert row[10:] == pytest.approx((np.abs(exact).mean(), np.abs(exact).max(), std.min(), std.max()), rel=1e-5)
     loose = counts(ckptcheck.scan(untied, near_zero_threshold=10.0, identical_threshold=10.0))[EMBEDDING]
     assert loose[0] == loose[1] == int(str(section.rows[0][1]).split()[0])
 

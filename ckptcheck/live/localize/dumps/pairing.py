@@ -11,6 +11,8 @@ from ckptcheck.live.localize.dumps.alignment import Match
 from ckptcheck.live.localize.dumps.rank import Replica
 from ckptcheck.live.localize.localization import UnequalCopy
 
+MOST_VOCABULARY_PADDING = 128 * 64
+"""Most logits without a token: Megatron pads the vocabulary to a multiple of 128 · TP; engines cut the padding off."""
 AXES = ("time", "height", "width")
 """The axes of a multimodal rotary embedding (Qwen2-VL, arXiv:2409.12191)."""
 
@@ -31,11 +33,22 @@ def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str,
             if point in replica.copies:
                 copies = [_pick_rows(matrix, replica, match, side) for _, matrix in replica.copies[point]]
                 own[point] = _choose_copy(copies, opposite[point])
+    _cut_vocabulary_padding(reference, other)
     return (
         {point: ours.points[point] if matrix is None else matrix for point, matrix in reference.items()},
         {point: matrix for point, matrix in other.items() if matrix is not None and reference.get(point) is not None}
         | {point: theirs.points[point] for point in other if point not in reference},
     )
+
+
+def _cut_vocabulary_padding(reference: dict[str, Any], other: dict[str, Any]) -> None:
+    """Drop the last logits of the side that has more of them, where a padded vocabulary can be the reason."""
+    ours, theirs = reference.get("lm_head"), other.get("lm_head")
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return
+    least, most = sorted((ours.shape[1], theirs.shape[1]))
+    if most - least < min(MOST_VOCABULARY_PADDING, least):
+        reference["lm_head"], other["lm_head"] = ours[:, :least], theirs[:, :least]
 
 
 def find_unequal_copy(

@@ -11,62 +11,80 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.live.runtime.trainers.megatron_settings import megatron_settings
 
-SIZES = re.compile(r"(?:(?:tp|pp|vpp|cp|ep)[1-9]\d?)+")
+SIZES = re.compile(r"(?:(?:tp|pp|vpp|cp|ep)[1-9]\d?)+(?:sp)?")
 SIZE = re.compile(r"(tp|vpp|pp|cp|ep)(\d+)")
-REFUSED = {
-    "cp": "context parallelism needs Transformer Engine's attention: megatron-core's own stops at it",
-    "ep": "expert parallelism spreads the batch over ranks as well, and ckptcheck compares gradients of one batch",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class CriticLayout:
-    """Sizes of tensor, pipeline and virtual pipeline parallelism.
+    """Sizes of tensor, pipeline, virtual pipeline and expert parallelism, and whether tensor-parallel ranks share sequences (sp).
 
-    >>> str(CriticLayout.parse("pp2vpp2")), str(CriticLayout())
-    ('pp2vpp2', 'tp1')
+    >>> str(CriticLayout.parse("pp2vpp2")), str(CriticLayout.parse("tp2sp")), str(CriticLayout())
+    ('pp2vpp2', 'tp2sp', 'tp1')
     """
 
     tp: int = 1
     pp: int = 1
     vpp: int = 1
+    ep: int = 1
+    sp: bool = False
 
     @classmethod
     def parse(cls, text: str) -> CriticLayout:
-        """Read a layout: tp2, pp2, tp2pp2, pp2vpp2. Raises CkptcheckError."""
+        """Read a layout: tp2, tp2sp, pp2, tp2pp2, pp2vpp2. Raises CkptcheckError."""
         if not SIZES.fullmatch(text.lower()):
-            raise CkptcheckError(f"{text!r} is no layout", "write it as tp2, pp2, tp2pp2 or pp2vpp2")
+            raise CkptcheckError(f"{text!r} is no layout", "write it as tp2, tp2sp, pp2, tp2pp2 or pp2vpp2")
         sizes = {name: int(size) for name, size in SIZE.findall(text.lower())}
-        for name, reason in REFUSED.items():
-            if sizes.pop(name, 1) > 1:
-                raise CkptcheckError(f"{text} is not run: {reason}", f"leave {name} out")
+        if sizes.pop("cp", 1) > 1:
+            raise CkptcheckError(
+                f"{text} is not run: context parallelism needs Transformer Engine's attention: megatron-core's own stops at it",
+                "leave cp out",
+            )
         if sizes.get("vpp", 1) > 1 and sizes.get("pp", 1) < 2:
             raise CkptcheckError(f"{text} has virtual stages of one stage", "write it as pp2vpp2")
-        return cls(**sizes)
+        if (sp := text.lower().endswith("sp")) and sizes.get("tp", 1) < 2:
+            raise CkptcheckError(
+                f"{text} shares sequences among the tensor-parallel ranks, of which it has one", "write it as tp2sp"
+            )
+        return cls(**sizes, sp=sp)
 
     def __str__(self) -> str:
         """Return the sizes above 1 as `parse` reads them."""
-        sizes = (("tp", self.tp), ("pp", self.pp), ("vpp", self.vpp))
-        return "".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
+        sizes = (("tp", self.tp), ("pp", self.pp), ("vpp", self.vpp), ("ep", self.ep))
+        return "".join(f"{name}{size}" for name, size in sizes if size > 1) + "sp" * self.sp or "tp1"
 
 
-DEFAULT_LAYOUTS = (CriticLayout(), CriticLayout(tp=2), CriticLayout(pp=2), CriticLayout(pp=2, vpp=2))
+DEFAULT_LAYOUTS = (
+    CriticLayout(),
+    CriticLayout(tp=2),
+    CriticLayout(tp=2, sp=True),
+    CriticLayout(pp=2),
+    CriticLayout(pp=2, vpp=2),
+    CriticLayout(ep=2),
+)
 
 
-def critic_settings(config: Config | None, layout: CriticLayout, target: str, *, bias: bool) -> dict[str, Any]:
-    """Return the settings of a critic in float32, as JSON. bias: whether its head has one.
+def critic_settings(
+    config: Config | None, layout: CriticLayout, target: str, *, bias: bool, length: int
+) -> dict[str, Any]:
+    """Return the settings of a critic in float32, as JSON. bias: whether its head has one. length: tokens of a sequence.
 
     Raises CkptcheckError for a model that megatron-core cannot hold, or not in this layout.
     """
-    settings = megatron_settings(config, ParallelLayout(layout.tp, layout.pp), "float32", target, allow_critic=True)
-    if "num_moe_experts" in settings["config"] and layout.tp > 1:
+    settings = megatron_settings(
+        config, ParallelLayout(layout.tp, layout.pp, layout.ep), "float32", target, allow_critic=True
+    )
+    if "num_moe_experts" in settings["config"] and layout.tp > 1 and not layout.sp:
         raise CkptcheckError(
-            f"{target} has experts, which Megatron trains under tensor parallelism only on shares of a sequence"
+            f"{target} has experts, which Megatron trains under tensor parallelism only on shares of a sequence",
+            f"write the layout as {layout}sp",
         )
+    if layout.sp and length % layout.tp:
+        raise CkptcheckError(f"{layout} cannot share sequences of {length} tokens evenly")
     layers = settings["config"]["num_layers"]
     if layers % (layout.pp * layout.vpp):
         raise CkptcheckError(f"{target} has {layers} layers, which {layout} cannot share evenly")
-    settings["layout"]["vpp"] = layout.vpp
+    settings["layout"] |= {"vpp": layout.vpp, "sp": layout.sp}
     settings["value_head"] = {"bias": bias}
     # A critic has no LM head that its embedding could be tied to.
     return settings | {"tied": False}

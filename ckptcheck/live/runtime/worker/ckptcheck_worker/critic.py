@@ -9,6 +9,7 @@ import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -99,10 +100,11 @@ class Reference:
         if score.bias is not None:
             kept["score.bias"] = score.bias.detach()
         save_file(kept, os.path.join(output, HEAD_FILE))
-        gradients = {
-            name: weight.grad if weight.grad is not None else torch.zeros_like(weight)
+        gradients = dict(
+            part
             for name, weight in self.model.named_parameters()
-        }
+            for part in split_experts(name, weight.grad if weight.grad is not None else torch.zeros_like(weight))
+        )
         save_file(gradients, os.path.join(output, GRADIENTS_FILE))
         return {
             "class": type(self.model).__name__,
@@ -179,6 +181,8 @@ class CriticRank(Rank):
             tensor_model_parallel_size=layout["tp"],
             pipeline_model_parallel_size=layout["pp"],
             virtual_pipeline_model_parallel_size=layout["vpp"] if virtual else None,
+            expert_model_parallel_size=layout["ep"],
+            expert_tensor_parallel_size=layout["etp"],
         )
         model_parallel_cuda_manual_seed(1)
         self.chunks = [build(settings, chunk if virtual else None) for chunk in range(layout["vpp"])]
@@ -229,6 +233,12 @@ class CriticRank(Rank):
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 
+        layout = self.settings["layout"]
+        # ranks that share experts alone compute the same batch, so an expert sees it as often as there are such ranks
+        repeats = layout["world"] // (layout["tp"] * layout["pp"])
+        for parameter in self.parameters.values() if repeats > 1 else ():
+            if ".local_experts." in parameter.name and parameter.weight.grad is not None:
+                parameter.weight.grad /= repeats
         for chunk in self.chunks:
             chunk.ddp_config = DistributedDataParallelConfig()
         _allreduce_non_tensor_model_parallel_grads(self.chunks, self.chunks[0].config)
@@ -250,6 +260,21 @@ class CriticRank(Rank):
                         own.abs().max().item(),
                     ]
         return compared
+
+
+def split_experts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a weight that transformers keeps for all experts, by their names in checkpoints; others as they are.
+
+    Gate and up are one matrix: [experts, 2 · intermediate, hidden].
+    """
+    if weight.dim() != 3 or not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        yield name, weight
+        return
+    stem, _, part = name.rpartition(".")
+    for number, expert in enumerate(weight):
+        pieces = expert.chunk(2) if part == "gate_up_proj" else (expert,)
+        for each, piece in zip(("gate_proj", "up_proj") if pieces[1:] else ("down_proj",), pieces, strict=True):
+            yield f"{stem}.{number}.{each}.weight", piece.contiguous()
 
 
 def make_batches(number: int, length: int, vocabulary: int, seed: int) -> list[dict[str, Any]]:

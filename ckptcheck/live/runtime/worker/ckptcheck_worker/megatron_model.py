@@ -96,7 +96,7 @@ def build(settings: dict[str, Any], chunk: int | None = None) -> Any:
         expert_model_parallel_size=layout["ep"],
         expert_tensor_parallel_size=layout["etp"],
         # with tensor parallelism Megatron trains experts only under sequence parallelism
-        sequence_parallel=sparse and layout["tp"] > 1,
+        sequence_parallel=layout["tp"] > 1 and (sparse or layout.get("sp", False)),
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -136,6 +136,7 @@ def make_value_model_class() -> type:
     Its constructor takes one more argument, value_bias: whether the head has a bias, as transformers' and TRL's have.
     """
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     class ValueModel(GPTModel):  # type: ignore[misc]
         post_process: bool
@@ -156,7 +157,12 @@ def make_value_model_class() -> type:
                 hidden = super().forward(*arguments, **named)
             finally:
                 self.post_process = last
-            return self.value_head(hidden).transpose(0, 1).contiguous() if last else hidden
+            if not last:
+                return hidden
+            if self.config.sequence_parallel:
+                # every rank computes the same loss of the whole sequence, so none has a part of the gradient to add
+                hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+            return self.value_head(hidden).transpose(0, 1).contiguous()
 
     return ValueModel
 
