@@ -103,7 +103,7 @@ def test_the_notebook_has_every_verb_and_runs(folder: Path, capsys: pytest.Captu
             continue
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "docs/notebook.ipynb", "exec"), names)
-        value = eval(ast.unparse(last), names) if last is not None else None  # noqa: S307
+        value = eval(ast.unparse(last), names) if last is not None else None
         if hasattr(value, "verdict"):
             assert value.verdict != "incomplete", value
             assert value.target.split()[0] in value._repr_html_()
