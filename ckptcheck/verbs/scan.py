@@ -303,6 +303,6 @@ def _check_consumers(names: Sequence[str]) -> tuple[str, ...]:
             near = get_close_matches(name, CONSUMERS, 1)
             raise CkptcheckError(
                 f"{name!r} is no consumer that ckptcheck knows" + (f"; did you mean {near[0]}?" if near else ""),
-                hint=f"known are {', '.join(CONSUMERS)}",
+                hint=f"ckptcheck knows {', '.join(CONSUMERS)}",
             )
     return tuple(dict.fromkeys(names))
