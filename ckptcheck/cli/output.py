@@ -135,8 +135,8 @@ def _say_what(reports: Sequence[Report], files: str, *, has_findings: bool) -> N
     from ckptcheck.reporters.text import describe_verdicts, write_findings
 
     for report in reports if has_findings else ():
-        if report.findings:
-            log(report.target)
+        if report.findings or (report.error and len(reports) > 1):
+            log(f"{report.target}: {report.error}" if report.error else report.target)
             write_findings(report, sys.stderr)
     log(f"{describe_verdicts(reports)} · the report is {files}")
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from ckptcheck.cli.report_command import list_outputs
+from ckptcheck.cli.report_command import find_format, list_outputs
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.report import FailOn, Report, Reports
@@ -251,7 +251,8 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     if "observer" in verb.parameters:
         arguments["observer"] = out.TERMINAL
     if "pictures" in verb.parameters:
-        arguments["pictures"] = any(out.shows_pictures(form) for form, _ in list_outputs(values))
+        endings = [find_format(Path(output)) for output in values["output"] or ()]
+        arguments["pictures"] = any(map(out.shows_pictures, filter(None, (values["format"], *endings))))
     passed_on = [name for name in OF_REPORTS if name in verb.parameters and values.get(name) is not None]
     arguments |= {name: values[name] for name in passed_on}
     if verb.name == "join":
