@@ -36,7 +36,7 @@ SOURCE = (
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(?=[)#])")
 MOST_BAD, MOST_OK = 3, 6
 """Cases that the page of a rule shows."""
-AFTER_GUIDES = "---\nsearch:\n  boost: 0.3\n---\n\n"
+AFTER_GUIDES = "---\nsearch:\n  boost: 0.01\n---\n\n"
 """The front matter of a page that a search lists behind the guides: there are hundreds of rules, and each has many words."""
 
 

@@ -10,6 +10,8 @@ import ast
 import builtins
 import functools
 import importlib
+import inspect
+import json
 import re
 import shlex
 import shutil
@@ -23,8 +25,11 @@ import typer
 
 import ckptcheck
 from ckptcheck.cli.app import build_app
+from ckptcheck.cli.verb_command import load_verb
 from ckptcheck.rollouts import write_rollouts
+from ckptcheck.verbs import VERBS
 from tests.benchmarks import figures
+from tests.factories import signatures
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.history_cases import build_history
 from tests.factories.rollout_cases import draw_rollouts
@@ -78,6 +83,33 @@ def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
             _run_rule(block, name, folder)
         elif not ELSEWHERE.search(block) and _is_installed(tree) and not _find_undefined(tree, names):
             exec(compile(tree, page, "exec"), names)
+
+
+def test_the_notebook_has_every_verb_and_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    answer = {"meta_info": {"output_token_logprobs": [[-1.0, 7, None]]}, "prompt_token_ids": [5]}
+    (folder / "dump.json").write_text(json.dumps(answer), encoding="utf-8")
+    signatures.write_key(folder, "release")
+    names: dict[str, Any] = {}
+    called = set()
+    for cell in cells:
+        tree = ast.parse("".join(cell["source"])) if cell["cell_type"] == "code" else ast.Module([], [])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("ckptcheck."):
+                called.add(ast.unparse(node.func).removeprefix("ckptcheck."))
+                verb = getattr(ckptcheck, ast.unparse(node.func).removeprefix("ckptcheck."))
+                inspect.signature(verb).bind(*node.args, **{str(each.arg): each.value for each in node.keywords})
+        if not tree.body or cell["metadata"].get("tags") == ["engine"]:
+            continue
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "docs/notebook.ipynb", "exec"), names)
+        value = eval(ast.unparse(last), names) if last is not None else None
+        if hasattr(value, "verdict"):
+            assert value.verdict != "incomplete", value
+            assert value.target.split()[0] in value._repr_html_()
+    exported = {load_verb(words).name for words in VERBS} & {*ckptcheck.__all__}
+    assert exported - called == {"rule"}, "it declares one"
+    assert "error IDX001 model-00002-of-00003.safetensors is missing" in capsys.readouterr().out
 
 
 def _run_rule(block: str, name: re.Match[str], folder: Path) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
+from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.fuzzing.doors import DOORS
+from tests.paths import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTION = ROOT / "action.yml"
@@ -83,6 +84,16 @@ def test_a_form_asks_something(path: Path) -> None:
         assert len({field["id"] for field in form["body"]}) == len(form["body"])
 
 
+RUN = f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m ckptcheck "$@"'
+
+
+def write_program(path: Path, script: str) -> None:
+    """Write a program that stands for one that is installed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
 def run_action(folder: Path, **inputs: str) -> tuple[int, dict[str, str]]:
     """Run the scripts of the action as a runner does, without its uploads; return the exit code and the outputs."""
     action = _read(ACTION)
@@ -90,10 +101,7 @@ def run_action(folder: Path, **inputs: str) -> tuple[int, dict[str, str]]:
         name.replace("_", "-"): value for name, value in inputs.items()
     }
     assert values.keys() == action["inputs"].keys()
-    program = folder / "temp/ckptcheck/bin/ckptcheck"
-    program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m ckptcheck "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
+    write_program(folder / "temp/ckptcheck/bin/ckptcheck", RUN)
     files = {"GITHUB_OUTPUT": folder / "output", "GITHUB_STEP_SUMMARY": folder / "summary"}
     outputs: dict[str, str] = {}
 
@@ -124,23 +132,65 @@ def run_action(folder: Path, **inputs: str) -> tuple[int, dict[str, str]]:
     return code, outputs
 
 
-def test_the_action_checks_and_writes_both_reports(tmp_path: Path) -> None:
-    shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "my model")
-    assert run_action(tmp_path, target="my model") == (
-        0,
-        {"exit-code": "0", "report": "ckptcheck-report/report.sarif"},
-    )
-    assert json.loads((tmp_path / "ckptcheck-report/report.sarif").read_text())["version"] == "2.1.0"
-    assert "<html" in (tmp_path / "ckptcheck-report/report.html").read_text(encoding="utf-8")
+def test_the_action_checks_once_and_shows_the_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / "my model")
+    (tmp_path / "my model/model-00002-of-00003.safetensors").unlink()
+    formats = {"html": "<html", "sarif": '"2.1.0"', "github": "::error file="}
+    code, outputs = run_action(tmp_path, target="my model", formats=" ".join(formats))
+    assert (code, outputs) == (1, {"exit-code": "1", "reports": "ckptcheck-report"})
+    for format, beginning in formats.items():
+        assert beginning in (tmp_path / f"ckptcheck-report/report.{format}").read_text(encoding="utf-8")
+    log = capfd.readouterr()
+    assert "→ fetch model-00002-of-00003.safetensors again" in log.err
+    assert log.err.count("the report is ckptcheck-report/report.md, ckptcheck-report/report.html") == 1, "one run"
+    assert "::error file=my model/model.safetensors.index.json" in log.out
+    summary = (tmp_path / "summary").read_text(encoding="utf-8")
+    assert summary.startswith("### my model\n\n✗ 1 error · ")
+    assert "| error | IDX001 missing-shard | **model.safetensors.index.json weight" in summary
 
 
 def test_the_action_fails_with_the_exit_code_of_the_check(tmp_path: Path) -> None:
     target = f"{tmp_path}/nothing; touch broken"
-    code, outputs = run_action(tmp_path, target=target, format="json", html="false", arguments="--headers-only\n")
+    code, outputs = run_action(tmp_path, target=target, formats="json", arguments="--headers-only\n")
     assert (code, outputs["exit-code"]) == (2, "2")
-    assert json.loads((tmp_path / outputs["report"]).read_text())["verdict"] == "incomplete"
-    assert sorted(path.name for path in (tmp_path / "ckptcheck-report").iterdir()) == ["report.json"]
+    assert json.loads((tmp_path / "ckptcheck-report/report.json").read_text())["verdict"] == "incomplete"
+    assert sorted(path.name for path in (tmp_path / "ckptcheck-report").iterdir()) == ["report.json", "report.md"]
+    assert "does not exist" in (tmp_path / "summary").read_text(encoding="utf-8")
     assert not (tmp_path / "broken").exists()
+    code, _ = run_action(tmp_path, target="x", arguments="--no-such-option")
+    assert code == 2
+    assert (tmp_path / "summary").read_text(encoding="utf-8").endswith("\nckptcheck scan: exit code 2\n")
+
+
+@pytest.mark.parametrize("service", ["GitLab", "Buildkite"])
+def test_the_steps_of_other_services_run(tmp_path: Path, service: str) -> None:
+    """The lines of docs/ci.md, with what pip installs and the service's own program replaced."""
+    page = (ROOT / "docs/ci.md").read_text(encoding="utf-8").partition(f"### {service}\n")[2]
+    job = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    lines = job["checkpoint"]["script"] if service == "GitLab" else [job["steps"][0]["command"].replace("$$", "$")]
+    shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / "export")
+    (tmp_path / "export/model-00002-of-00003.safetensors").unlink()
+    programs = {
+        "pip": "exit 0",
+        "ckptcheck": RUN,
+        "buildkite-agent": "cat > annotation",
+    }
+    for name, script in programs.items():
+        write_program(tmp_path / "bin" / name, script)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "-ec", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "model-00002-of-00003.safetensors is missing" in result.stderr
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    shown = tmp_path / ("report.xml" if service == "GitLab" else "annotation")
+    assert "IDX001 missing-shard" in shown.read_text(encoding="utf-8")
 
 
 def test_the_hooks_name_commands(tmp_path: Path) -> None:

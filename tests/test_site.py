@@ -86,9 +86,7 @@ def test_mkdocs_builds_it_without_a_warning(pages: Path, tmp_path: Path) -> None
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "site/rules/IDX001/index.html").is_file()
-    start = (tmp_path / "site/first-scan/index.html").read_text(encoding="utf-8")
-    assert 'class="language-console highlight"' in start, "the style that wraps reports"
-    assert "console.css" in start
+    assert "console.css" in (tmp_path / "site/first-scan/index.html").read_text(encoding="utf-8")
     index = json.loads((tmp_path / "site/search/search_index.json").read_text(encoding="utf-8"))["docs"]
     boosts = {entry["location"]: entry.get("boost", 1) for entry in index}
     assert boosts["rules/IDX001/"] < boosts["first-scan/"]

@@ -152,7 +152,7 @@ class HubClient:
         would hold it for days. The abandoned thread ends with its connection, at the latest with the program.
         """
         if self._is_slow or self._lost_time.is_over:
-            raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly, and is asked no more", LATER)
+            raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly, and is not asked again", LATER)
         begun, progress = monotonic(), Progress(end)
         outcome: SimpleQueue[Answer | BaseException] = SimpleQueue()
 
@@ -254,7 +254,7 @@ def build_headers() -> dict[str, str]:
     try:
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
     except Exception as error:  # it may have to be fetched or refreshed over the network: anything can go wrong
-        raise RequestError(errno.EACCES, f"your token cannot be had: {error}", LOG_IN) from error
+        raise RequestError(errno.EACCES, f"your token cannot be read: {error}", LOG_IN) from error
     if token and not (token.isascii() and token.isprintable()):  # the HTTP client would show it in its error
         raise RequestError(errno.EACCES, "your token has characters that no token has", LOG_IN)
     return {**headers, "Authorization": f"Bearer {token}"} if token else headers
@@ -266,7 +266,9 @@ def _open_session() -> tuple[Any, Any]:
     from huggingface_hub.errors import HfHubHTTPError
 
     if constants.HF_HUB_OFFLINE:
-        raise RequestError(errno.EINVAL, "HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local folder")
+        raise RequestError(
+            errno.EINVAL, "HF_HUB_OFFLINE is set, so the Hub is not asked", "unset it, or name a local folder"
+        )
     library = import_module(next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError").__module__)
     try:
         return get_session(), library
@@ -280,7 +282,9 @@ def _open_session() -> tuple[Any, Any]:
 def _read_body(response: Any, most: int, due: int, progress: Progress) -> bytes:
     """Read up to `most` bytes, giving up on an answer that trickles or ends before `due` bytes."""
     if response.headers.get("Content-Encoding", "identity").lower() not in UNPACKED:
-        raise RequestError(errno.EIO, f"{host_of(response.url)} sends its answer packed, though asked not to")
+        raise RequestError(
+            errno.EIO, f"{host_of(response.url)} sends its answer compressed, although it was asked not to"
+        )
     parts: list[bytes] = []
     count = 0
     progress.begin_body()
@@ -308,7 +312,7 @@ def _describe_refusal(response: Any, question: Question) -> RequestError:
         hint += "" if has_token else f", or {LOG_IN}"
         return RequestError(errno.EIO, f"{host} accepts no more requests for now ({words})", hint, wait)
     if status >= 500 or status == 408:
-        return RequestError(errno.EIO, f"{host} is out of order ({words})", "try again later", wait)
+        return RequestError(errno.EIO, f"{host} has an internal error ({words})", "try again later", wait)
     if response.history and host != host_of(response.history[0].url):
         return RequestError(errno.EIO, f"{host}, where the Hub keeps its contents, does not hand it out ({words})")
     error = _find_typed_error(response)

@@ -81,7 +81,7 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
         try:
             code = _exit_code(seconds * WALL, stdin=job_file, stdout=out, stderr=subprocess.DEVNULL, env=environment)
         except subprocess.TimeoutExpired:
-            raise EvidenceError("the machine is too busy: a child process was given no time to look") from None
+            raise EvidenceError("the machine is too busy: a child process got no time to work") from None
         out.seek(0)
         lines = [_parsed(line) for line in out.read(MOST_ANSWER).splitlines()]
     return _result([line for line in lines if line is not None], code, seconds, memory)
@@ -147,7 +147,7 @@ def _result(lines: list[dict[str, Any]], code: int, seconds: int, memory: int) -
     if is_done:
         return SandboxResult(tuple(lines), None)
     if code == -signal.SIGXCPU:
-        return SandboxResult(tuple(lines), f"it came to no end within {seconds} seconds")
+        return SandboxResult(tuple(lines), f"it did not finish within {seconds} seconds")
     if code == TOO_LONG:
         return SandboxResult(tuple(lines), "it wrote without end")
     if code == NO_ROOM:
@@ -156,7 +156,7 @@ def _result(lines: list[dict[str, Any]], code: int, seconds: int, memory: int) -
         raise EvidenceError("a child process was killed: out of memory, or by somebody")
     if not lines and code > 0:
         raise EvidenceError("a child process could not be run with this Python")
-    return SandboxResult(tuple(lines), "it brought the process down")
+    return SandboxResult(tuple(lines), "it crashed the process")
 
 
 def _find_lower_limit(seconds: int, memory: int) -> str | None:

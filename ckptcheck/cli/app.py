@@ -128,7 +128,7 @@ def select_commands(words: Sequence[str]) -> list[str]:
 
 
 def _print_version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         from ckptcheck import __version__

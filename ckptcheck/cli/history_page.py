@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,26 +21,29 @@ SYNCS = "weight syncs"
 """Title of the section with a row for each sync."""
 
 
-def follow(file: Path, format: str, output: Path | None, *, verbose: bool = False) -> Report | None:
+def follow(file: Path, outputs: Sequence[tuple[str, Path | None]], *, verbose: bool = False) -> Report | None:
     """Show the record of a job now and at each sync, until Ctrl-C. Return the last report, or None.
 
-    On a terminal the whole report is written anew. Elsewhere each sync is a line, and each finding once. With an output file,
-    or in another format than text, each report replaces the one before; a page of HTML reloads itself.
+    outputs: (format, file) of each form; None: stdout. On a terminal the whole report is written anew. Elsewhere each sync is a
+    line, and each finding once. With a file, or in another format than text, each report replaces the one before; a page of HTML
+    reloads itself.
     """
     last: Report | None = None
     lines = SyncLines()
-    shows_page = output is None and format == "text" and sys.stdout.isatty()
+    is_shown = tuple(outputs) == (("text", None),)
+    shows_page = is_shown and sys.stdout.isatty()
     if not file.exists():
         out.log(f"waiting for {file}")
     with suppress(KeyboardInterrupt):
-        for report in follow_history(file, pictures=out.shows_pictures(format)):
+        for report in follow_history(file, pictures=any(out.shows_pictures(form) for form, _ in outputs)):
             last = report
-            if output is not None or format != "text":
-                refresh = REFRESH if format == "html" else None
-                out.write_reports([report], report.rules, format, output, verbose=verbose, refresh=refresh)
+            if not is_shown:
+                for form, output in outputs:
+                    refresh = REFRESH if form == "html" else None
+                    out.write_reports([report], report.rules, form, output, verbose=verbose, refresh=refresh)
             elif shows_page:
                 sys.stdout.write(CLEAR)
-                out.write_reports([report], report.rules, format, None, verbose=verbose)
+                out.write_reports([report], report.rules, "text", None, verbose=verbose)
                 sys.stdout.write(f"\n  following {printable(str(file))}; Ctrl-C ends\n")
             else:
                 sys.stdout.writelines(f"{printable(line)}\n" for line in lines.list_new(report))

@@ -18,7 +18,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.linter.rule import Rule
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
-from ckptcheck.text.formatting import format_bytes, format_duration
+from ckptcheck.text.formatting import format_bytes, format_duration, join_words
 from ckptcheck.text.observer import Advance, Observer
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def write_reports(
 
 def finish(
     result: Report | Reports,
-    format: str,
-    output: Path | None,
+    outputs: Sequence[tuple[str, Path | None]],
     fail_on: FailOn | None = None,
     *,
     verbose: bool = False,
@@ -99,13 +98,12 @@ def finish(
 ) -> NoReturn:
     """Write the report, and end the command with its exit code.
 
-    Where the output file can no longer be written, the report goes to stdout and the exit code is 2: the work may have taken
+    Where an output file can no longer be written, the report goes to stdout and the exit code is 2: the work may have taken
     hours. After Ctrl-C, which leaves a report of what was done before it, the exit code is 130.
 
     Args:
         result: what to write.
-        format: the format of the report.
-        output: the file to write; None: stdout.
+        outputs: (format, file) of each form to write; None: stdout.
         fail_on: the lightest severity that makes the exit code 1; None: the one that the settings name.
         verbose: list the rules that passed, too.
         quiet: print the verdict only.
@@ -115,20 +113,22 @@ def finish(
     """
     reports = _list_reports(result)
     messages = [record_error.message] if record_error is not None else []
-    try:
-        write_reports(reports, reports[0].rules, format, output, verbose=verbose, quiet=quiet)
-    except (CkptcheckError, OSError) as error:
-        if output is None:
-            raise
-        messages.append(
-            error.message if isinstance(error, CkptcheckError) else f"cannot write {output}: {error.strerror}"
-        )
-        write_reports(reports, reports[0].rules, format, None, verbose=verbose, quiet=quiet)
+    for form, output in outputs:
+        try:
+            write_reports(reports, reports[0].rules, form, output, verbose=verbose, quiet=quiet)
+        except (CkptcheckError, OSError) as error:
+            if output is None:
+                raise
+            messages.append(
+                error.message if isinstance(error, CkptcheckError) else f"cannot write {output}: {error.strerror}"
+            )
+            write_reports(reports, reports[0].rules, form, None, verbose=verbose, quiet=quiet)
     sys.stdout.flush()
     for message in messages:
         log(f"ckptcheck: {message}")
-    if output is not None and not messages:
-        _say_what(reports, output, has_findings=format != "text" and not quiet)
+    if outputs[0][1] is not None and not messages:
+        has_findings = all(form != "text" for form, _ in outputs) and not quiet
+        _say_what(reports, join_words([str(output) for _, output in outputs]), has_findings=has_findings)
     code = 2 if messages else result.exit_code(fail_on)
     raise typer.Exit(INTERRUPTED if code == 2 and (was_interrupted or SignalGuard.was_interrupted) else code)
 
@@ -137,15 +137,15 @@ def _list_reports(result: Report | Reports) -> Sequence[Report]:
     return [result] if isinstance(result, Report) else result.reports
 
 
-def _say_what(reports: Sequence[Report], output: Path, *, has_findings: bool) -> None:
-    """Log for a person whose report went to a file: the findings, if the file is for programs, the verdict, and the file."""
+def _say_what(reports: Sequence[Report], files: str, *, has_findings: bool) -> None:
+    """Log for a person whose report went to files: the findings, if these are for programs, the verdict, and the files."""
     from ckptcheck.reporters.text import describe_verdicts, write_findings
 
     for report in reports if has_findings else ():
-        if report.findings:
-            log(report.target)
+        if report.findings or (report.error and len(reports) > 1):
+            log(f"{report.target}: {report.error}" if report.error else report.target)
             write_findings(report, sys.stderr)
-    log(f"{describe_verdicts(reports)} · the report is {output}")
+    log(f"{describe_verdicts(reports)} · the report is {files}")
 
 
 BAR_DELAY = 0.5

@@ -18,8 +18,10 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs.parameter import Parameter
 from ckptcheck.verbs.verb import Verb
 
-FORMAT_OF_ENDING = {".json": "json", ".sarif": "sarif", ".html": "html", ".htm": "html", ".xml": "junit"}
-"""Ending of the file of -o → the format of the report, where --format names none."""
+OTHER_ENDINGS = {".htm": "html", ".xml": "junit", ".md": "markdown"}
+"""Endings of the file of -o that are not the name of a format → the format."""
+DEFAULT = re.compile(r"\[default: \((.*)\)(;[^()]*)?\]$")
+"""A default that is described in words, which typer sets in brackets."""
 
 
 class ReportCommand(typer.core.TyperCommand):
@@ -36,8 +38,9 @@ class ReportCommand(typer.core.TyperCommand):
             each = find_declared(self).get(parameter.name or "")
             if row is not None and each is not None and each.declared is not None and each.declared.listed:
                 text = each.declared.help
-                row = row[0], row[1].replace(text, f"{text}: {', '.join(each.list_choices())}.", 1)
+                row = row[0], row[1].replace(text, f"{text}: {', '.join(sorted(each.list_choices()))}.", 1)
             if row is not None:
+                row = row[0], DEFAULT.sub(r"[default: \1\2]", row[1])
                 is_argument = parameter.param_type_name == "argument"
                 title = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
                 sections.setdefault(title, []).append(row)
@@ -87,23 +90,46 @@ class ReportCommand(typer.core.TyperCommand):
         """Run the command. Raises what the command raises, and UsageError if -o names one of its inputs."""
         if not {"format", "output"} <= ctx.params.keys() or ctx.params.get("part") is not None:  # a part is no report
             return super().invoke(ctx)
-        written = str(ctx.params["output"] or "")
+        outputs = [Path(written) for written in ctx.params["output"] or () if not is_remote_address(written)]
         if ctx.get_parameter_source("format").name != "COMMANDLINE":
-            ctx.params["format"] = FORMAT_OF_ENDING.get(Path(written).suffix.lower(), ctx.params["format"])
-        output = Path(written) if written and not is_remote_address(written) else None
+            ctx.params["format"] = (outputs and find_format(outputs[0])) or ctx.params["format"]
+        elif len(outputs) > 1:
+            raise UsageError(
+                "--format names one format, and -o several files", hint="leave it out: their endings say it"
+            )
         try:
-            _refuse_output(self, output, ctx)
+            _refuse_outputs(self, outputs, ctx)
             return super().invoke(ctx)
         except UsageError:
             raise
         except OutputError as error:
-            if output is not None:
-                _write_failure(ctx, output, describe_error(error))
+            if outputs:
+                _write_failure(ctx, describe_error(error))
             raise
         except Exception as error:
             if not isinstance(error, (typer.Exit, typer.Abort)) and not hasattr(error, "format_message"):
-                _write_failure(ctx, output, describe_error(error))
+                _write_failure(ctx, describe_error(error))
             raise
+
+
+def find_format(output: Path) -> str | None:
+    """Return the format that the ending of a file names, None for none."""
+    from ckptcheck.reporters import FORMATS
+
+    ending = output.suffix.lower()
+    return OTHER_ENDINGS.get(ending) or (ending[1:] if ending[1:] in FORMATS else None)
+
+
+def list_outputs(values: Mapping[str, Any]) -> list[tuple[str, Path | None]]:
+    """Return (format, file) of each form of the report; None: stdout. Raises UsageError for an address in a store."""
+    outputs = values["output"] or ()
+    if any(map(is_remote_address, outputs)):
+        raise UsageError(
+            "a report is written to a file", hint="name one with -o; parts and a manifest may lie in a store"
+        )
+    if len(outputs) < 2:
+        return [(values["format"], Path(outputs[0]) if outputs else None)]
+    return [(find_format(Path(output)) or "text", Path(output)) for output in outputs]
 
 
 def _refuse_empty_values(command: Any, ctx: Any, words: Sequence[str]) -> None:
@@ -149,8 +175,8 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"  # a bug of ours
 
 
-def _refuse_output(command: Any, output: Path | None, ctx: Any) -> None:
-    """Raise OutputError if the report cannot be written, UsageError if it would replace another input or output."""
+def _refuse_outputs(command: Any, reports: Sequence[Path], ctx: Any) -> None:
+    """Raise OutputError if a report cannot be written, UsageError if it would replace another input or output."""
     from ckptcheck.text.file_io import require_distinct_outputs, require_writable
 
     declared = find_declared(command)
@@ -159,15 +185,15 @@ def _refuse_output(command: Any, output: Path | None, ctx: Any) -> None:
         for name, each in declared.items()
         if each.is_written and ctx.params.get(name) is not None
     }
-    require_distinct_outputs({**outputs, "-o": output})
-    with contextlib.suppress(ValueError):  # an argument with a NUL in it is no file
-        if output is not None and output.is_file():
-            for name, each in declared.items():
+    for number, output in enumerate(reports):
+        require_distinct_outputs({**outputs, **{f"-o {each}": each for each in reports[:number]}, "-o": output})
+        with contextlib.suppress(ValueError):  # an argument with a NUL in it is no file
+            for name, each in declared.items() if output.is_file() else ():
                 if not each.is_written and _is_among(output, ctx.params.get(name)):
                     raise UsageError(
                         f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
                     )
-    require_writable(output)
+        require_writable(output)
 
 
 def _is_among(output: Path, value: object) -> bool:
@@ -176,16 +202,15 @@ def _is_among(output: Path, value: object) -> bool:
     return any(isinstance(word, str) and Path(word).is_file() and output.samefile(word) for word in words)
 
 
-def _write_failure(ctx: Any, output: Path | None, reason: str) -> None:
+def _write_failure(ctx: Any, reason: str) -> None:
     """Write reports that say why nothing could be checked. In a terminal the sentence on stderr is enough."""
     from ckptcheck.cli.output import write_reports
 
-    format = getattr(ctx.params["format"], "value", ctx.params["format"])
-    if output is None and format == "text":
-        return
     reports = [Report(target, error=reason) for target in _list_targets(ctx)]
-    with contextlib.suppress(CkptcheckError, OSError, MemoryError):
-        write_reports(reports, (), format, output)
+    for form, output in list_outputs(ctx.params):
+        if output is not None or form != "text":
+            with contextlib.suppress(CkptcheckError, OSError, MemoryError):
+                write_reports(reports, (), form, output)
 
 
 def _list_targets(ctx: Any) -> list[str]:

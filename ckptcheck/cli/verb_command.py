@@ -15,32 +15,41 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
+from ckptcheck.cli.report_command import find_format, list_outputs
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.reporters import ReportFormat
-from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs import VERBS
 from ckptcheck.verbs.options import Argument, Option, Setting, TextOrJson
 from ckptcheck.verbs.parameter import Given, Parameter, read_parameter
 from ckptcheck.verbs.settings import parse_written
 from ckptcheck.verbs.verb import Verb, find_verb
 
-MACHINES = "Several machines"
+MACHINES, PRINTED = "Several machines", "What is printed"
 FORMATS_HELP = (
-    "Format of the report; html is a page with pictures, for a browser, json-with-pictures is for ckptcheck report. With -o, the "
-    "ending of the file says it too: .json, .sarif, .html, .xml."
+    "text, json, sarif, junit, github, markdown, html (a page with pictures), or json-with-pictures (for report)."
 )
 Declaration = tuple[Any, Option, object]
 """The type of an option, its declaration, and its default."""
 OF_REPORTS: Mapping[str, Declaration] = {
-    "format": (ReportFormat, Option(FORMATS_HELP), "text"),
-    "output": (str | None, Option("Write the report to a file.", "-o --output", metavar="FILE"), None),
+    "format": (ReportFormat, Option(FORMATS_HELP, metavar="FORMAT", shown="by the ending of -o, else text"), "text"),
+    "output": (
+        list[str],
+        Option(
+            "Write the report to a file: .json, .sarif, .xml (JUnit), .md or .html. Repeatable, for several formats of one run.",
+            "-o --output",
+            metavar="FILE",
+        ),
+        None,
+    ),
     "fail_on": (
         FailOn | None, Option("Exit with 1 on findings of this severity or a worse one.", shown="error"), None,
     ),
-    "verbose": (bool, Option("Also list the rules that passed, and long tables whole.", "-v --verbose"), False),
-    "quiet": (bool, Option("Print the verdict only.", "-q --quiet", without=("verbose",), panel="What is printed"), False),
+    "verbose": (
+        bool, Option("Also show what passed, by family, and long tables whole.", "-v --verbose", panel=PRINTED), False,
+    ),
+    "quiet": (bool, Option("Print the verdict only.", "-q --quiet", without=("verbose",), panel=PRINTED), False),
 }  # fmt: skip
 """Options of every command that writes a report."""
 OF_IDENTITIES: Mapping[str, Declaration] = {
@@ -99,6 +108,8 @@ FOLLOW: Declaration = (
     bool, Option("Follow the record of a job that runs: report again at each sync, until Ctrl-C.", "--watch"), False,
 )  # fmt: skip
 """A switch of `refit history`, which has `follow_history` called in its place."""
+METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "NAME"}
+"""What an option takes → its value in the help, where the declaration names none."""
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 """A whole number of few digits, because Python refuses to convert more than some thousand."""
 
@@ -159,15 +170,6 @@ def split_list(option: str, values: Sequence[str]) -> list[str]:
     return names
 
 
-def require_file(output: str | None) -> Path | None:
-    """Return the file that a report is written to, None for none. Raises UsageError for an address in a store."""
-    if output is not None and is_remote_address(output):
-        raise UsageError(
-            "a report is written to a file", hint="name one with -o; parts and a manifest may lie in a store"
-        )
-    return None if output is None else Path(output)
-
-
 def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
     """Return the options that the command has beside its verb's options."""
     own = {**(OF_REPORTS if writes_report(verb) else {}), **(OF_RUNNERS if "runner" in verb.parameters else {})}
@@ -194,6 +196,9 @@ def _show_parameter(parameter: Parameter) -> inspect.Parameter:
     assert declared is not None
     is_argument = isinstance(declared, Argument)
     kind = _choose_type(parameter)
+    metavar = declared.metavar or ("" if is_argument else METAVARS.get(kind, ""))
+    if declared.has_commas and not declared.metavar:
+        metavar = "N,…" if parameter.is_whole else "NAME,…"
     is_repeated = bool(parameter.item) or parameter.is_variadic or declared.is_repeated
     default: Any = parameter.default
     is_required = declared.is_required or parameter.is_variadic or default is inspect.Parameter.empty
@@ -203,8 +208,8 @@ def _show_parameter(parameter: Parameter) -> inspect.Parameter:
     elif not is_required and default is None and kind is not bool:
         kind |= None
     keywords: dict[str, Any] = {"help": declared.help, "rich_help_panel": declared.panel or None}
-    if declared.metavar:
-        keywords["metavar"] = declared.metavar
+    if metavar:
+        keywords["metavar"] = metavar
     if declared.shown or default is None or default == [] or default == "":
         keywords["show_default"] = declared.shown or False
     if (parameter.kinds or parameter.item) and kind in (int, float, int | None, float | None):
@@ -246,9 +251,12 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     if "observer" in verb.parameters:
         arguments["observer"] = out.TERMINAL
     if "pictures" in verb.parameters:
-        arguments["pictures"] = out.shows_pictures(values["format"])
+        endings = [find_format(Path(output)) for output in values["output"] or ()]
+        arguments["pictures"] = any(map(out.shows_pictures, filter(None, (values["format"], *endings))))
     passed_on = [name for name in OF_REPORTS if name in verb.parameters and values.get(name) is not None]
     arguments |= {name: values[name] for name in passed_on}
+    if verb.name == "join":
+        arguments["output"] = next(iter(values["output"] or ()), None)  # of a manifest
     if values.get("set"):
         arguments |= parse_written(values["set"], verb.settings, verb.name)
     if values.get("part") is not None:
@@ -261,8 +269,7 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
         from ckptcheck.runners.ray_cluster import parse_runner
 
         arguments["runner"] = parse_runner(values["on"])
-    if writes_report(verb) and "output" not in verb.parameters:
-        require_file(values["output"])
+    outputs = list_outputs(values) if writes_report(verb) and "output" not in verb.parameters else ()
     names = [name for name in arguments if name in written.names or name in verb.settings]
     record_error, was_interrupted = None, False
     try:
@@ -279,8 +286,7 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     if isinstance(result, (Report, Reports)):
         out.finish(
             result,
-            values["format"],
-            require_file(values["output"]),
+            outputs or list_outputs(values),
             values["fail_on"],
             verbose=values["verbose"],
             quiet=values["quiet"],
@@ -327,14 +333,14 @@ def _write_part(verb: Verb, written: Given, arguments: dict[str, Any], values: M
     own = [name for name in (*OF_REPORTS, "on", "diff") if name != "output"]
     own += ["config"] if "config" not in verb.parameters else []
     written.reject(own, "with --part: ckptcheck join makes the report")
-    if values["output"] is None:
+    if len(values["output"] or ()) != 1:
         raise UsageError("--part needs the folder of all parts", hint="give it with -o")
     arguments.pop("output", None)
     targets: list[Any] = []
     for name in [name for name, each in verb.parameters.items() if isinstance(each.declared, Argument)]:
         value = arguments.pop(name, None)
         targets += value if isinstance(value, list) else [] if value is None else [value]
-    write_part(cast(Any, verb.name), *targets, part=values["part"], folder=values["output"], **arguments)
+    write_part(cast(Any, verb.name), *targets, part=values["part"], folder=values["output"][0], **arguments)
     raise typer.Exit(0)
 
 
@@ -360,13 +366,10 @@ def _follow_history(written: Given, values: Mapping[str, Any]) -> NoReturn:
 
     Raises UsageError for other options, CkptcheckError if the record was never written.
     """
-    from pathlib import Path
-
     from ckptcheck.cli.history_page import follow
 
     written.reject([name for name in written.names if name not in {"file", "watch", *OF_REPORTS}], "with --watch")
-    output = None if values["output"] is None else Path(values["output"])
-    report = follow(Path(values["file"]), values["format"], output, verbose=values["verbose"])
+    report = follow(Path(values["file"]), list_outputs(values), verbose=values["verbose"])
     if report is None:
         raise CkptcheckError(f"{values['file']} was never written", hint="the job writes it at its first sync")
     raise typer.Exit(report.exit_code(values["fail_on"]))
@@ -381,7 +384,7 @@ def write_result(result: Any, values: Mapping[str, Any]) -> None:
         from ckptcheck.reporters.line_printer import LinePrinter
 
         tables.write(LinePrinter(sys.stdout), result.section())
-    elif "fail_on" in values and values["output"] is None and hasattr(result, "tensors"):
+    elif "fail_on" in values and not values["output"] and hasattr(result, "tensors"):
         raise UsageError("the parts are of a manifest, which needs a file", hint="name it with -o")
     elif isinstance(result, list) and result and hasattr(result[0], "identity"):
         _write_identities(result, values["format"])

@@ -128,6 +128,10 @@ def read_setting(job: Job, document: Document, name: str, source: FieldSource) -
         return Setting()
     if source.paths and job.is_incomplete:
         return Setting(None, "unresolved", f"a file that ckptcheck could not read may set it: {job.notes[0]}")
+    if source.paths and document.lost is not None:
+        return Setting(
+            None, "unresolved", f"the arguments from line {document.lost.begin} on are never passed, see JOB036"
+        )
     if job.defaults is not None and (dated := job.defaults.find(name, job.text("trainer.backend") or "")) is not None:
         if dated.reason:
             return Setting(None, "unresolved", dated.reason)

@@ -219,6 +219,8 @@ class Job(EvidenceDefaults):
 
     def _why_unresolved(self, name: str) -> str:
         setting = self.settings[name]
+        if self.lost is not None and setting.leaf is None:
+            return setting.source
         return f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}"
 
     def text(self, name: str) -> str | None:
@@ -332,7 +334,7 @@ class Job(EvidenceDefaults):
         unresolved = [
             f"{setting.leaf.key} ({setting.place})" if setting.leaf else name
             for name, setting in self.settings.items()
-            if setting.status == "unresolved"
+            if setting.status == "unresolved" and (setting.leaf or self.lost is None)
         ]
         reading: dict[str, str | int | list[str]] = {
             "framework": describe_version(self.defaults) if self.defaults is not None else self.framework,
@@ -346,7 +348,7 @@ class Job(EvidenceDefaults):
             reading["keys"] = self.keys_left
         if self.takes_flags:
             reading["arguments"] = (
-                f"none: {self.takes_flags} takes more from its command line; key=value after it gives them"
+                f"none: {self.takes_flags} takes more from its command line; give them after the file, as key=value"
             )
         if self.defaulted and self.lists_settings:
             names = ", ".join(f"${name}" for name in self.defaulted)

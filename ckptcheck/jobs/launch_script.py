@@ -74,7 +74,7 @@ def read_launch_script(
             break
     else:
         what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
-        raise NoLaunch(f"{name} starts {what}", hint=f"known are {', '.join(frameworks)}")
+        raise NoLaunch(f"{name} starts {what}", hint=f"ckptcheck knows {', '.join(frameworks)}")
     words, document, framework = found
     document.launch = tuple(word.text for word in words)
     read_engine_command(commands, framework, document, files.name(path))

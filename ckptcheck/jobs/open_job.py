@@ -80,7 +80,7 @@ def open_job(
     """
     if framework is not None and framework not in list_frameworks():
         raise CkptcheckError(
-            f"there is no framework {clip(framework)}", hint=f"there is {', '.join(list_frameworks())}"
+            f"there is no framework {clip(framework)}", hint=f"choose one of {', '.join(list_frameworks())}"
         )
     names, overrides = _split_arguments(arguments)
     if not names:
@@ -160,7 +160,7 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
     ):
         return
     names = load_key_names(framework.name)
-    job.keys_left = f"checked for near misses only: {job.framework}'s configuration is not here"
+    job.keys_left = f"only compared with known keys, for typos: {job.framework}'s configuration is not here"
     if names is None:
         return
     reported = {id(unknown_key.leaf) for unknown_key in job.unknown_keys}
@@ -271,7 +271,7 @@ def _read_document(
         else:
             raise CkptcheckError(
                 f"{name} is neither YAML, TOML, a shell script nor Python",
-                hint="known are .yaml, .yml, .toml, .sh and .py",
+                hint="ckptcheck reads .yaml, .yml, .toml, .sh and .py",
             )
     return whole, reader
 

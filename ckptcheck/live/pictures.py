@@ -37,7 +37,7 @@ CELL_STATES = (
 OUTPUT_STATES = (
     State("equal", "good", "within what rounding explains"),
     State("not compared", "gone", "only one side has it, or with another shape"),
-    State("differs", "warn", "beyond the limit, after the module at which the sides part"),
+    State("differs", "warn", "beyond the limit, after the module at which the sides diverge"),
     State("parts here", "bad", "the first module beyond the limit"),
     State("not finite", "bad", "NaN or Inf"),
 )
@@ -141,7 +141,7 @@ def draw_course(evidence: Localization, title: str) -> Curves | None:
         if part.first_diverging is not None:
             marks.append(Mark(label, names.index(part.first_diverging.name), part.first_diverging.name))
     series.append(Series("limit", (evidence.limit,) * len(names)))
-    caption = "The outputs in the order of execution. Rounding grows slowly; where the sides part, the line jumps."
+    caption = "The outputs in the order of execution. Rounding grows slowly; where the sides diverge, the line jumps."
     return Curves(
         title, caption, tuple(names), tuple(series), "module", "relative difference", "log", marks=tuple(marks)
     )

@@ -13,7 +13,7 @@ from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule
 
-ReportFormat = Literal["text", "json", "json-with-pictures", "sarif", "junit", "github", "html"]
+ReportFormat = Literal["text", "json", "json-with-pictures", "sarif", "junit", "github", "html", "markdown"]
 FORMATS: tuple[ReportFormat, ...] = get_args(ReportFormat)
 WITH_PICTURES: tuple[ReportFormat, ...] = ("html", "json-with-pictures")
 """Formats for which pictures are made."""

@@ -195,7 +195,7 @@ def _one(lines: LinePrinter, report: Report, verbose: bool) -> None:
     lines.print()
     lines.print(*_verdict(report))
     if report.other_reasons(report.crashed) != report.crashed:
-        lines.print(("  fix this first: no rule can pass before", "dim"))
+        lines.print(("  fix this first: until then no rule can pass", "dim"))
     explained = f"ckptcheck rule {report.findings[0].code} explains the first one" if report.findings else ""
     if steps := [step for step in (explained, printable(report.next_step)) if step]:
         lines.print(("  " + "; ".join(steps), "dim"))

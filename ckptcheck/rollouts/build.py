@@ -236,7 +236,7 @@ def _align_routing(value: Any, rollout: Rollout) -> NDArray[Any]:
     tokens = len(rollout.tokens)
     if array.ndim != 3:
         raise UnusableSequence(
-            f"its expert ids have the shape {list(array.shape)}, and [{tokens - 1}, layers, k] is due"
+            f"its expert ids have the shape {list(array.shape)}, and [{tokens - 1}, layers, k] is expected"
         )
     if len(array) not in (tokens, tokens - 1):
         due = "all tokens but the last have one"

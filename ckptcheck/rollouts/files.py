@@ -117,7 +117,7 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
             if (column := COLUMNS.get(name)) is None:
                 continue
             if tensor.dtype not in column.dtypes:
-                text = f"its dtype is {clip(tensor.dtype, 20)}, and {' or '.join(column.dtypes)} is due"
+                text = f"its dtype is {clip(tensor.dtype, 20)}, and {' or '.join(column.dtypes)} is expected"
                 defects.append(Defect("dtype", text, name))
                 continue
             if (reason := describe_wrong_shape(name, tensor.shape)) is not None:
@@ -138,7 +138,7 @@ def _parse_metadata(text: str | None) -> tuple[Metadata, list[Defect]]:
         file_format = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if file_format != FORMAT:
             return Metadata(), [
-                Defect("format", f"its format is {clip(str(file_format), 40)!r}, and {FORMAT} is read", KEY)
+                Defect("format", f"its format is {clip(str(file_format), 40)!r}, and ckptcheck reads {FORMAT}", KEY)
             ]
         return msgspec.json.decode(text, type=Metadata), []
     except msgspec.ValidationError as error:

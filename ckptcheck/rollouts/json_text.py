@@ -82,7 +82,7 @@ def describe_validation_error(error: msgspec.ValidationError) -> str:
     """Return a sentence on what is wrong with a value, and where it is.
 
     >>> describe_validation_error(msgspec.ValidationError("Expected `int`, got `str` - at `$.tokens[1]`"))
-    'tokens[1] is text, and a whole number is due'
+    'tokens[1] is text, and a whole number is expected'
     >>> describe_validation_error(msgspec.ValidationError("Object missing required field `tokens`"))
     'it has no tokens'
     """
@@ -92,7 +92,7 @@ def describe_validation_error(error: msgspec.ValidationError) -> str:
         expected, actual = (
             " or ".join(KINDS.get(kind, kind) for kind in names.split(" | ")) for names in match.groups()
         )
-        return f"{place} is {actual}, and {expected} is due"
+        return f"{place} is {actual}, and {expected} is expected"
     if match := re.fullmatch(r"Object missing required field `(.*)`", message):
         return f"{place} has no {match[1]}"
     if match := re.fullmatch(r"Invalid enum value (.*)", message, re.DOTALL):

@@ -164,9 +164,9 @@ def _parse_header(raw: bytes) -> tuple[Header, tuple[str, ...]]:
     """Read the first line. Return it without unknown columns, and their names. Raises ValueError whose message is a sentence."""
     content = parse_json(raw)
     if not isinstance(content, dict) or content.get("rollouts") is None:
-        raise ValueError(f'the first line is none of rollouts: it has no "rollouts": "{FORMAT}"')
+        raise ValueError(f'the first line is not the header of a rollout file: it has no "rollouts": "{FORMAT}"')
     if content["rollouts"] != FORMAT:
-        raise ValueError(f"its format is {clip(to_printable(content['rollouts']), 40)!r}, and {FORMAT} is read")
+        raise ValueError(f"its format is {clip(to_printable(content['rollouts']), 40)!r}, and ckptcheck reads {FORMAT}")
     header = convert_json(content, Header)
     try:
         msgspec.json.encode(header.metadata)

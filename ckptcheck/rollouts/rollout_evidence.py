@@ -315,9 +315,7 @@ class RolloutEvidence(EvidenceDefaults):
         causes = tuple(dict.fromkeys(each.code for each in findings if each.code in CAUSES and each.severity != "info"))
         if not causes:
             return findings
-        hint = (
-            f"mend first what {join_words(causes)} {'names' if len(causes) == 1 else 'name'}: this may follow from it"
-        )
+        hint = f"fix first what {join_words(causes)} {'names' if len(causes) == 1 else 'name'}: this may follow from it"
         arranged = [replace(each, hint=hint) if each.code in SIZES else each for each in findings]
         return sorted(arranged, key=lambda each: (SEVERITIES.index(each.severity), each.code in SIZES))
 

@@ -71,7 +71,7 @@ class RunComparison(EvidenceDefaults):
 
     @property
     def subject(self) -> str:
-        """One line: the common steps, and which curve parts first."""
+        """One line: the common steps, and which curve diverges first."""
         run, reference = self.steps
         parts = [f"{count(len(run & reference), 'step')} in common"]
         if alone := [
@@ -82,9 +82,9 @@ class RunComparison(EvidenceDefaults):
             parts.append(", ".join(alone))
         if self.partings:
             first = self.partings[0]
-            parts.append(f"{first.curve.name} parts first, at step {first.parting}")
+            parts.append(f"{first.curve.name} diverges first, at step {first.parting}")
         elif self.comparisons:
-            parts.append("no curve parts")
+            parts.append("no curve diverges")
         return " · ".join(parts)
 
     @property
@@ -92,7 +92,7 @@ class RunComparison(EvidenceDefaults):
         """The table of the curves, and each of them step by step for the JSON report and -v."""
         if not self.comparisons:
             return ()
-        columns = ("curve", "parts at", "the run then", "the reference", "× noise", "verdict")
+        columns = ("curve", "diverges at", "the run then", "the reference", "× noise", "verdict")
         rows = tuple(
             (each.curve.name, each.parting, *each.later, each.multiple if each.noise else None, describe_verdict(each))
             for each in self.comparisons
@@ -134,7 +134,7 @@ def describe_verdict(comparison: CurveComparison) -> str:
         return "follows"
     if comparison.curve.kind == "outcome":
         return "parts"
-    return "parts, worse" if comparison.is_worse else "parts, no worse"
+    return "diverges, worse" if comparison.is_worse else "diverges, no worse"
 
 
 ENGINE = "the engine"

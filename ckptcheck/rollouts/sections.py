@@ -38,6 +38,8 @@ LIMITS: dict[str, Callable[[Thresholds], float | None]] = {
 }
 
 
+TOLD = ("clipped", "abs_mean", "abs_max", "pearson of probabilities")
+"""Metrics without a limit that a report shows at once."""
 TITLES = {"pearson": "pearson of probabilities"}
 
 
@@ -71,13 +73,11 @@ def build_sections(
     ]
     rows.append(("ratio deviation × 10⁴", gap.deviation, None, None))
     bounds = f"clipped: the ratio is below {1 - gap.clip.low:g} or above {1 + gap.clip.high:g}"
-    columns_shown = 3 if floor is None else 4
-    yield Section(
-        "gap",
-        ("metric", "value", "limit", "× floor")[:columns_shown],
-        tuple(row[:columns_shown] for row in rows),
-        (bounds,),
-    )
+    columns = ("metric", "value", "limit", "× floor")[: 3 if floor is None else 4]
+    shown = tuple(row[: len(columns)] for row in rows)
+    told = tuple(row for row in shown if row[2] is not None or row[0] in TOLD)
+    more = f"-v lists {len(shown) - len(told)} more"
+    yield Section("gap", columns, shown, (bounds,), shorter=Section("gap", columns, told, (bounds, more)))
     framework = BY_SOURCE.get(source)
     if framework is not None:
         own_rows = tuple(framework.numbers(gap, correction, weights).items())
@@ -95,14 +95,14 @@ def build_sections(
     profile = tuple((place, tokens, abs_mean, signed_mean) for place, tokens, abs_mean, signed_mean in gap.profile)
     yield Section("along the response", ("from token", "tokens", "mean |Δ|", "mean Δ"), profile)
     if gap.abs_max > 0:
-        columns = ("sequence", "position", "token", *(("text",) if decode else ()), "engine", "trainer", "|Δ|")
+        places = ("sequence", "position", "token", *(("text",) if decode else ()), "engine", "trainer", "|Δ|")
         worst = tuple(
             (str(place.sequence), str(place.position), str(place.token), *((decode(place.token),) if decode else ()),
              place.engine, place.trainer, place.abs_diff)
             for place in gap.worst[:SHOWN]
         )  # fmt: skip
         notes = () if decode else ("--tokenizer DIR (a checkpoint) decodes them",)
-        yield Section("worst tokens", columns, worst, notes)
+        yield Section("worst tokens", places, worst, notes)
 
 
 def build_versions_section(gaps: VersionGaps, own: str | None) -> Section:

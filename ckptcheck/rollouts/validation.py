@@ -25,7 +25,7 @@ def describe_wrong_shape(name: str, shape: Sequence[int]) -> str | None:
     column = COLUMNS[name]
     dimensions = 1 + len(column.trailing)
     if len(shape) != dimensions:
-        expected = f"{count(dimensions, 'dimension')} {'is' if dimensions == 1 else 'are'} due"
+        expected = f"{count(dimensions, 'dimension')} {'is' if dimensions == 1 else 'are'} expected"
         return f"it has the shape {clip(format_shape(shape))}, and {expected}"
     for size, expected_size in zip(shape[1:], column.trailing, strict=True):
         if expected_size is not None and size != expected_size:

@@ -57,12 +57,12 @@ def convert_rollouts(
     ] = None,
     observer: Observer = SILENT,
 ) -> "Rollouts":
-    """Take over the rollouts that an RL framework saved, or the answers of an engine.
+    """Convert the rollouts that an RL framework saved, or the answers of an engine.
 
     No pickle is run, no torch is needed, but for an output that ends with .pt, which slime's --load-debug-rollout-data reads; one
     that ends with .jsonl has JSON lines.
 
-    Exit codes: 0 written (a message says what was left out, and the file keeps it for judge), 2 nothing could be taken over.
+    Exit codes: 0 written (a message says what was left out, and the file keeps it for judge), 2 nothing could be converted.
     """
     import msgspec
 

@@ -31,7 +31,7 @@ def install(
         str | None,
         Option("Package index of torch; the default finds the build without CUDA.", metavar="URL"),
     ] = None,
-    force: Annotated[bool, Option("Build again what is ready.")] = False,
+    force: Annotated[bool, Option("Rebuild environments that are ready.")] = False,
     observer: Observer = SILENT,
 ) -> None:
     """Build environments that are not ready. Each takes some minutes and one to three GB."""

@@ -47,7 +47,7 @@ def judge(
     *,
     against: Annotated[
         Paths,
-        Option("Rollouts of a run to follow, at the same steps: a folder, or a file each time.", metavar="REFERENCE"),
+        Option("Rollouts of a reference run, at the same steps: a folder, or a file each time.", metavar="REFERENCE"),
     ] = (),
     checkpoint: Annotated[
         StrPath | None,
@@ -55,26 +55,27 @@ def judge(
     ] = None,
     history: Annotated[
         StrPath | None,
-        Option("Its record of syncs: are weight versions what they say they are?", metavar="RECORD", panel=JOB),
+        Option("The job's record of syncs: is each weight version what it says it is?", metavar="RECORD", panel=JOB),
     ] = None,
     job: Annotated[
         Paths,
         Option(
-            "Its configuration, a file each time, or key=value: what it says is held against the rollouts.",
+            "The job's configuration, a file each time, or key=value: what it says is compared with the rollouts.",
             metavar="JOB",
-            panel=JOB,
         ),
     ] = (),
     replay: Annotated[
         bool,
         Option(
-            "The trainer repeats the engine's choice of experts: a row that differs is an error.",
+            "The trainer replays the engine's experts: a token that went to others is an error.",
             shown="as --job says",
             panel=JOB,
         ),
     ] = False,
     framework: FrameworkName = None,
-    exact: Annotated[bool, Option("Any difference between the two sides is an error: truly on policy.")] = False,
+    exact: Annotated[
+        bool, Option("The job is truly on policy: any difference between the two sides is an error.")
+    ] = False,
     floor: Floor = None,
     max_floor_multiple: FloorLimit = 5.0,
     max_mult_prob_error: MeanRatioLimit = 1.05,
@@ -98,7 +99,7 @@ def judge(
     no_limits: Annotated[
         bool,
         Option(
-            "Judge only by the floor, and what is wrong in itself.",
+            "Judge by --floor, not by fixed limits; what is wrong at any size stays an error.",
             panel=LIMITS,
             without=("max_mult_prob_error", "max_kl", "max_prob_diff", "max_abs", "max_sequence_error"),
         ),
@@ -116,7 +117,9 @@ def judge(
     pictures: bool = False,
     observer: Observer = SILENT,
 ) -> "Reports":
-    """Judge saved rollouts: no engine, no trainer, no GPU. The same files give the same report, byte for byte.
+    """Judge saved rollouts: how far the trainer's logprobs are from the engine's, and what is wrong with them.
+
+    No engine, trainer or GPU is needed, and the same files give the same report, byte for byte.
 
     Exit codes: 0 within the limits, 1 findings, 2 could not check.
 

@@ -80,19 +80,21 @@ def parity_matrix(
     layouts: Annotated[
         Words,
         Option(
-            "Parallel layouts, tp1,tp2,tp2pp2: all of one for megatron, its TP for engines.",
+            "Parallel layouts, tp1,tp2,tp2pp2: Megatron takes the whole layout, an engine its TP.",
             shown="tp1",
             panel=AXES,
             has_commas=True,
         ),
     ] = (),
     repeats: Annotated[int, Option("Runs of every cell.", within=FROM_ONE, panel=AXES)] = 2,
-    directions: Annotated[Words, Option("Who samples the tokens: engine, trainer.", panel=AXES, has_commas=True)] = (
+    directions: Annotated[
+        Words, Option("Which side samples the tokens: engine, trainer.", panel=AXES, has_commas=True)
+    ] = (
         "engine",
         "trainer",
     ),
-    response: Annotated[int, Option("Tokens of a response of a cell.", within=FROM_ONE, panel=AXES)] = 16,
-    sequences: Annotated[int, Setting("Sequences of a cell, at least.", within=FROM_ONE)] = 4,
+    response: Annotated[int, Option("Tokens of each response.", within=FROM_ONE, panel=AXES)] = 16,
+    sequences: Annotated[int, Setting("Sequences of each cell, at least.", within=FROM_ONE)] = 4,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,

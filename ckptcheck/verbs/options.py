@@ -152,7 +152,7 @@ EnginePython = Annotated[
 EngineGpus = Annotated[
     str | None,
     Setting(
-        "GPUs that the engine may see.",
+        "GPUs that the engine may use.",
         metavar="N,…",
         shown="all",
         normalize=GPUS,
@@ -175,8 +175,8 @@ AllowRemote = Annotated[bool, Option("Accept servers on other machines.")]
 
 # The trainer.
 TrainerName = Literal["megatron", "transformers"]
-Trainer = Annotated[TrainerName, Option("The trainer: it holds the weights, and scores.")]
-TrainerTp = Annotated[int, Option("Tensor parallelism of the trainer.", within=FROM_ONE, panel=TRAINER)]
+Trainer = Annotated[TrainerName, Option("The trainer, which holds the weights and scores tokens.")]
+TrainerTp = Annotated[int, Option("Tensor parallelism of the trainer.", within=FROM_ONE)]
 TrainerPp = Annotated[int, Option("Pipeline parallelism of the trainer.", within=FROM_ONE, panel=TRAINER)]
 TrainerEp = Annotated[int, Option("Expert parallelism of the trainer.", within=FROM_ONE, panel=TRAINER)]
 TrainerPython = Annotated[
@@ -192,7 +192,7 @@ TrainerDevice = Annotated[
 TrainerGpus = Annotated[
     str | None,
     Setting(
-        "GPUs that the trainer may see.",
+        "GPUs that the trainer may use.",
         metavar="N,…",
         shown="all",
         normalize=GPUS,
@@ -227,7 +227,7 @@ PhaseTimeouts = Annotated[
 KeepCheckpoints = Annotated[
     bool,
     Setting(
-        "Keep the checkpoints that are written on the way.",
+        "Keep the checkpoints that the trial writes.",
     ),
 ]
 
@@ -235,7 +235,7 @@ KeepCheckpoints = Annotated[
 Prompts = Annotated[
     StrPath | None,
     Option(
-        "Prompts: JSON lines (tokens, messages, text), or plain lines.",
+        "File of prompts: JSON lines (tokens, messages or text), or plain lines.",
         metavar="FILE",
         panel=SAMPLING,
         without=("length",),
@@ -266,7 +266,7 @@ Floor = Annotated[
 ]
 FloorLimit = Annotated[
     float,
-    Setting("Multiple of the noise floor that is too much.", within=FROM_ONE, needs=("floor", "calibrate")),
+    Setting("A gap above this multiple of the noise floor is an error.", within=FROM_ONE, needs=("floor", "calibrate")),
 ]
 MeanRatioLimit = Annotated[float, Setting("Limit of mean exp|Δ|.", within=FROM_ONE)]
 ClipLow = Annotated[
@@ -280,7 +280,10 @@ ClipHigh = Annotated[
 Step = Annotated[int | None, Option("The step of the training run, from 0, kept with the rollouts.", within=FROM_ZERO)]
 TrainerVersion = Annotated[
     int | None,
-    Option("Version of the trainer's weights, as the engine counts them: what lag is counted from.", within=FROM_ZERO),
+    Option(
+        "Version of the trainer's weights, as the engine counts: the lag of a token is counted from it.",
+        within=FROM_ZERO,
+    ),
 ]
 Markdown = Annotated[
     StrPath | None, Option("Also write the table in Markdown.", metavar="FILE", panel=KEPT, is_output=True)

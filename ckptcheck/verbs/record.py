@@ -154,5 +154,5 @@ def _log_responses(rollouts: "Rollouts", source: Path, observer: Observer) -> No
         observer.log(f"{finding.code} {finding.severity}: {finding.message}")
     if not report.findings and report.passed:
         observer.log(
-            "no sign of broken weights: no loop, and words between the marks; whether the texts make sense, read above"
+            "no sign of broken weights: no loops, and words between the punctuation. Read above whether the texts make sense"
         )

@@ -71,7 +71,7 @@ def refit(
     ] = None,
     dtype: ComputeDtype = "float32",
     fast: Annotated[
-        bool, Option("For a gate in CI: leave out decoding; the report says what is not seen.", panel=TRIAL)
+        bool, Option("For CI: leave out decoding; the report says what it then cannot see.", panel=TRIAL)
     ] = False,
     steps: Annotated[int, Option("Optimizer steps, each followed by two syncs.", within=FROM_ZERO, panel=TRIAL)] = 1,
     check_weights: CheckWeights = True,
@@ -79,7 +79,7 @@ def refit(
     quantize: Annotated[
         Literal["w4a16", "w8a8", "fp8"] | None,
         Option(
-            "Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them.",
+            "Quantize the weights on their way to the engine; nccl and ipc cannot.",
             panel=TRIAL,
         ),
     ] = None,
@@ -90,7 +90,7 @@ def refit(
     trainer_quantizer: Annotated[
         Literal["compressed-tensors", "slime"],
         Setting(
-            "Whose reading of the ignore list decides: compressed-tensors, as the engine reads it, or slime.",
+            "Which program's reading of the ignore list decides: compressed-tensors (as the engine reads it) or slime.",
             needs=("quantize",),
         ),
     ] = "compressed-tensors",
@@ -104,16 +104,16 @@ def refit(
         ),
     ] = None,
     sleep_level: Annotated[
-        int, Setting("Weights while the engine sleeps: 1 kept on the host, 2 dropped.", within=Range(1, 2))
+        int, Setting("Weights while the engine sleeps: 1 keeps them on the host, 2 drops them.", within=Range(1, 2))
     ] = 1,
     clear_cache: Annotated[bool, Setting("Reset the engine's prefix cache after each sync, as your job does.")] = False,
     perturb: Annotated[
         float | None, Setting("Move every weight by noise of this scale in place of a step.", within=FROM_ZERO)
     ] = None,
-    bucket_mb: Annotated[float, Setting("MB of a bucket of the first sync.", within=Range(0.001))] = 64.0,
+    bucket_mb: Annotated[float, Setting("MB of each bucket of the first sync.", within=Range(0.001))] = 64.0,
     send_draft: Annotated[
         bool,
-        Setting("Also send what the engine drafts with (--switch draft=…), in a session of its own."),
+        Setting("Also send the weights of the engine's draft model (--switch draft=…), in a session of its own."),
     ] = False,
     tp: TrainerTp = 1,
     pp: TrainerPp = 1,
@@ -138,7 +138,7 @@ def refit(
     despite_errors: DespiteErrors = False,
     record: Annotated[
         StrPath | None,
-        Option("Append the syncs to a record, see refit history.", metavar="FILE", panel=KEPT, is_output=True),
+        Option("Append the syncs to a record, which refit history reads.", metavar="FILE", panel=KEPT, is_output=True),
     ] = None,
     keep: KeepCheckpoints = False,
     pictures: bool = False,

@@ -86,17 +86,16 @@ def scan(
             "Tabulate how these consumers read a quantized checkpoint: vllm, sglang, transformers, compressed-tensors, slime.",
             metavar="NAME,…",
             shown="vllm,sglang, without a table",
-            panel="Who loads it",
+            panel="What is printed",
             has_commas=True,
         ),
     ] = (),
     dry_load: Annotated[
         Words,
         Option(
-            "Have the loader of transformers, vllm or sglang match every stored tensor with its parameters, without values; "
-            "PYTHON has it, where ckptcheck does not find it.",
+            "Ask the loader of transformers, vllm or sglang which of its parameters the stored tensors fill. No values are read. "
+            "=PYTHON names a Python that has it.",
             metavar="NAME[=PYTHON]",
-            panel="Who loads it",
             has_commas=True,
         ),
     ] = (),
@@ -141,10 +140,12 @@ def scan(
     ] = False,
     follow_links: FollowLinks = False,
     verify_blobs: Annotated[
-        bool, Setting("Hash the files of a cached snapshot against the names of their blobs.")
+        bool, Setting("Compare the hash of each file in a cached snapshot with the name of its blob.")
     ] = False,
     jobs: Jobs = None,
-    no_mmap: Annotated[bool, Setting("Read files instead of mapping them (network file systems).")] = False,
+    no_mmap: Annotated[
+        bool, Setting("Read files instead of mapping them into memory (for network file systems).")
+    ] = False,
     near_zero_threshold: Annotated[
         float, Setting("Rows of embeddings below this magnitude count as near zero.", within=FROM_ZERO)
     ] = 1e-10,
@@ -302,6 +303,6 @@ def _check_consumers(names: Sequence[str]) -> tuple[str, ...]:
             near = get_close_matches(name, CONSUMERS, 1)
             raise CkptcheckError(
                 f"{name!r} is no consumer that ckptcheck knows" + (f"; did you mean {near[0]}?" if near else ""),
-                hint=f"known are {', '.join(CONSUMERS)}",
+                hint=f"ckptcheck knows {', '.join(CONSUMERS)}",
             )
     return tuple(dict.fromkeys(names))

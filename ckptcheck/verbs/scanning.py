@@ -83,7 +83,6 @@ def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
-            request.observer.log(f"ckptcheck: {error.message}" + (f" ({error.hint})" if error.hint else ""))
             reports.append(Report(target, error=error.message + (f" ({error.hint})" if error.hint else "")))
     if request.stats is not None:
         from ckptcheck.values.detectors.tensor_table import encode_records

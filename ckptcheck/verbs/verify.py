@@ -50,7 +50,7 @@ def verify(
         Option("Accept a keyless signature of this e-mail address or workflow.", metavar="NAME", panel=TRUST),
     ] = None,
     oidc_issuer: Annotated[
-        str | None, Option("Who vouches for the name of --signer.", metavar="URL", panel=TRUST)
+        str | None, Option("The OpenID issuer that vouches for the name of --signer.", metavar="URL", panel=TRUST)
     ] = None,
     trust_config: TrustConfig = None,
     allow_expired: Annotated[bool, Option("Accept an expired certificate.", panel=TRUST)] = False,

@@ -73,7 +73,7 @@ def parity_why(
     pictures: bool = False,
     observer: Observer = SILENT,
 ) -> "Report":
-    """Name the layer of a gap's cause (semantics, weights, path, precision, routing, objective), and the experiment that shows it.
+    """Find the cause of a gap (semantics, weights, path, precision, routing or objective), and the experiment that shows it.
 
     FILE alone is explained as far as what is recorded allows. With SOURCE a trainer and an engine score the same tokens
     again, with one thing changed at a time. Without --floor the noise floor is assumed by the dtype.

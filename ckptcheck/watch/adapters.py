@@ -16,7 +16,7 @@ __all__ = list_frameworks_with("watch")
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"there is no adapter {name}; there is {', '.join(__all__)}")
+        raise AttributeError(f"there is no adapter {name}; choose one of {', '.join(__all__)}")
     return getattr(load_framework_file(name, "watch"), name)
 
 

@@ -63,8 +63,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             odd.setdefault((found, rank), []).append(name)
     for (found, rank), names in odd.items():
         yield Problem(
-            f"{count(len(names), 'tensor is', 'tensors are')} of rank {found}, but adapter_config.json says "
-            f"{rank}: {join_truncated(names)}",
+            f"adapter_config.json says rank {rank}, but {count(len(names), 'tensor has', 'tensors have')} rank "
+            f"{found}: {join_truncated(names)}",
             file=ckpt.tensor_to_file[names[0]],
             key=names[0],
             hint="use the config of the training run; if it says the same, these are one rank's share: gather them from all ranks"
@@ -73,7 +73,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     if shapes:
         yield Problem(
-            f"{count(len(shapes), 'matrix has', 'matrices have')} another number of dimensions than the other half of "
+            f"{count(len(shapes), 'matrix has', 'matrices have')} not as many dimensions as the other half of "
             f"the pair: {join_truncated(shapes)}; PEFT stops with a size mismatch",
             file=ckpt.tensor_to_file[shapes[0]],
             key=shapes[0],

@@ -97,7 +97,9 @@ def check(evidence: Attribution) -> Iterator[Problem]:
     if skipped:
         text += f"; {count(len(skipped), 'experiment was', 'experiments were')} skipped: {', '.join(skipped)}"
     hint = (
-        "supply what the skipped experiments need"
+        "name the trainer's checkpoint after the file: then these experiments run too"
+        if any(step.skipped and step.skipped.endswith("is given") for step in search.steps)
+        else "give the experiments that were skipped what they need"
         if skipped
         else "ckptcheck parity localize names the first module that differs"
     )

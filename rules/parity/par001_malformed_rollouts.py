@@ -33,5 +33,5 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             defect.text,
             evidence.rollouts.name or None,
             defect.key,
-            "write the file again, or convert what a framework wrote (ckptcheck parity convert)",
+            "write the file again; convert the dump of a framework first: ckptcheck parity convert",
         )

@@ -133,6 +133,6 @@ def _choose_next_command(evidence: RolloutEvidence) -> str:
             " says what both sides compute"
         )
     return (
-        f"nothing in the file names a cause: ckptcheck parity why {evidence.target} {metadata.model or 'MODEL'} takes away one"
+        f"nothing in the file names a cause: ckptcheck parity why {evidence.target} {metadata.model or 'MODEL'} tries causes one"
         " after the other"
     )

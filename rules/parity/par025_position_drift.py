@@ -41,7 +41,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     ]
     if len(bins) < 4:
         raise Skip(
-            f"responses are too short or too few for a profile: {count(len(bins), 'power')} of two with {LEAST} tokens"
+            f"responses are too short or too few to compare positions: {count(len(bins), 'range')} of them with {LEAST} tokens"
         )
     early = bins[: max(1, len(bins) // 4)]
     start = sum(tokens * abs_mean for _, tokens, abs_mean in early) / sum(tokens for _, tokens, _ in early)

@@ -46,8 +46,8 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if (lacking := evidence.causes.lacking_lists) is not None:
         text = f"in {len(lacking.sequences):,} of {count(lacking.tried, 'sequence')} with a gap the engine's logprobs have no"
         what = "the prompt" if lacking.from_prompt else "the tokens outside of the response mask"
-        text += f" entries for {what}: laid over the tokens under the response mask |Δ| is"
-        text += f" {lacking.fitting:.3g} nats, and {lacking.recorded:.3g} as they stand"
+        text += f" entries for {what}: matched with the tokens under the response mask"
+        text += f" |Δ| is {lacking.fitting:.3g} nats, as recorded {lacking.recorded:.3g}"
         hint = "give each token one logprob, 0 where the engine drew none"
         yield Problem(text, key=f"sequence {lacking.sequences[0]}", hint=hint)
         return

@@ -2,7 +2,7 @@
 
 ## What it checks
 `ckptcheck parity judge RUN --against REFERENCE`: policy ratio, lag, clip rate (of tokens and of sequences), ESS, k3 and
-mult_prob_error of the run, step by step, against those of the reference. A curve parts at a step if from there on at least three
+mult_prob_error of the run, step by step, against those of the reference. A curve diverges at a step if from there on at least three
 of four steps are beyond the noise of the reference's own curve, on the same side, or if the differences, each too small alone,
 add up to more than chance makes (a two-sided cumulative sum at the last step) and the run did not come back. Only a run that is
 then worse is reported. Where no such curve is worse, the first outcome that parts is a warning: entropy, KL to the reference,
@@ -16,7 +16,7 @@ Where entropy or reward part alone, the engine's logprobs are as good as the ref
 another reason: the data, the objective, the optimizer, or chance.
 
 ## How to fix
-Begin with the curve that parts first; the message names where to look:
+Begin with the curve that diverges first; the message names where to look:
 1. the ratio: what the engine's logprobs mean (logprobs-mode, temperature, penalties);
 2. the lag: how weights are updated in flight (pause mode, caches, asynchronous scheduling);
 3. the others: how the engine computes (prefix cache, dtype of the output head, kernels): `ckptcheck parity why`.
@@ -58,7 +58,7 @@ def check(runs: RunComparison) -> Iterator[Problem]:
 def _judge_gap(runs: RunComparison) -> Iterator[Problem]:
     first = runs.worse[0]
     run, reference = first.later
-    text = f"{first.curve.name} is the first curve of the gap to part, at step {first.parting}: {run:.4g} from there on, and"
+    text = f"{first.curve.name} is the first curve of the gap to diverge, at step {first.parting}: {run:.4g} from there on, and"
     text += f" {reference:.4g} in the reference ({first.multiple_label})"
     others = [
         f"{other.curve.name} at step {other.parting}"
@@ -76,7 +76,7 @@ def _judge_outcome(runs: RunComparison) -> Iterator[Problem]:
         return
     outcome, *others = outcomes
     run, reference = outcome.later
-    text = f"{outcome.curve.name} parts at step {outcome.parting}: {run:.4g} from there on, {reference:.4g} in the reference"
+    text = f"{outcome.curve.name} diverges at step {outcome.parting}: {run:.4g} from there on, {reference:.4g} in the reference"
     text += f" ({outcome.multiple_label}), and the gap between engine and trainer is no worse"
     if others:
         text += f"; also {', '.join(f'{other.curve.name} at step {other.parting}' for other in others)}"

@@ -68,5 +68,5 @@ def check(job: Job) -> Iterator[Problem]:
             f"each rollout trains {steps:g} steps: KL is 0 and the gradient norm small at the first of them only",
             at="batch.steps_per_rollout",
             severity="info",
-            hint="set --num-steps-per-rollout 1 to see whether the first step is at rest",
+            hint="set --num-steps-per-rollout 1 to see whether KL is 0 at the first step",
         )

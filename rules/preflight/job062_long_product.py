@@ -59,7 +59,7 @@ def check(job: Job) -> Iterator[Problem]:
     at = f"algorithm.{kinds[0]}"
     yield job.problem(
         f"the product over up to {int(length):,} tokens ({job.describe('algorithm.correction')}){bounded}:"
-        f" a bias of {bias:g} a token{why} is a weight of {weight:.1g}",
+        f" a bias of {bias:g} a token{why} becomes a weight of {weight:.1g}",
         at=at if job[at].leaf else "rollout.response_length",
         severity="warning" if weight < LEAST_WEIGHT else "info",
         hint="let the correction weigh each token: token_truncate, rollout_is=token or tis_ratio_type=token",

@@ -74,8 +74,8 @@ def _describe(trace: ProbeTrace, result: SemanticsResult) -> Problem:
         )
     if _is_closed_by_temperature(result):
         detail = (
-            f"temperature {result.best_temperature:.3g} closes it to {result.remaining_gap:.3f} nats; asked"
-            f" for was {result.sampling.temperature:g}"
+            f"temperature {result.best_temperature:.3g} closes it to {result.remaining_gap:.3f} nats; the"
+            f" request asked for {result.sampling.temperature:g}"
         )
         hint = "look for a second division by the temperature, or a default of the engine's generation config"
     else:

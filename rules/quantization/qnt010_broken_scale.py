@@ -88,7 +88,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     for shard, scales in lost.items():
         number = sum(blocks.number for blocks in scales)
         yield Problem(
-            f"{count(number, 'block scale is', 'block scales are')} 0 over codes that are not, in "
+            f"{count(number, 'block scale is', 'block scales are')} 0 although their codes are not, in "
             f"{count(len(scales), 'tensor')}: engines compute these blocks as 0: "
             + join_truncated([blocks.name for blocks in scales]),
             file=shard,

@@ -122,7 +122,7 @@ def _find_eviction(trace: LoraTrace) -> Iterator[Problem]:
             f"{others}, requests without an adapter get logprobs that differ by up to {base.most:.2g} nats from those before"
             " any was loaded",
             key=trace.target,
-            hint="serve the base model from an engine without adapters until this is mended",
+            hint="serve the base model from an engine without adapters until this is fixed",
         )
 
 

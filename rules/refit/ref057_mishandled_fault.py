@@ -93,7 +93,7 @@ ANSWERS: tuple[tuple[Answer, Severity, str, str], ...] = (
 def check(trace: ConformanceTrace) -> Iterator[Problem]:
     if trace.problems:
         for problem in trace.problems:
-            yield Problem(problem, hint="mend the sound update first; no fault was tried")
+            yield Problem(problem, hint="fix the update without faults first; no fault was tried")
         return
     for answer, severity, message, hint in ANSWERS:
         for kind, title, outcomes in group_by_kind(trace.find_outcomes(answer)):

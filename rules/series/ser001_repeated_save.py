@@ -57,14 +57,14 @@ def _describe(first: Save, others: list[Save]) -> Problem:
             f"{message}; the learning rate was zero",
             file=others[0].name,
             severity="info",
-            hint="nothing, if it was meant to be",
+            hint="nothing to do if that was intended",
         )
     if is_repeated and not has_stepped:
         return Problem(
             f"{message}; all moments of the optimizer are zero: it has not taken a step",
             file=others[0].name,
             severity="info",
-            hint="nothing, if this part was to rest",
+            hint="nothing to do if this part was frozen on purpose",
         )
     if all(moments):
         message += ", and its moments too" if is_repeated else ", although the moments of the optimizer moved"

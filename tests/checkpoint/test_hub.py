@@ -369,9 +369,9 @@ WRONG = {
         "wait some minutes", lambda hub: (_nothing(hub), hub.fail("/api/", 429)), token="hf_good",
     ),
     "outage": Case(
-        EvidenceError, "{hub} is out of order (503 Service Unavailable)", "try again later", _fail("/api/", 503),
+        EvidenceError, "{hub} has an internal error (503 Service Unavailable)", "try again later", _fail("/api/", 503),
     ),
-    "an outage of its own": Case(EvidenceError, "{hub} is out of order (520)", "try again later", _fail("/tree/", 520)),
+    "an outage of its own": Case(EvidenceError, "{hub} has an internal error (520)", "try again later", _fail("/tree/", 520)),
     "bad request": Case(EvidenceError, "{hub} refuses the request (400 Bad Request)", None, _fail("/api/", 400)),
     "unreachable": Case(
         EvidenceError,
@@ -421,8 +421,8 @@ def test_what_keeps_a_repository_from_opening(
 
 UNREAD = {
     "rate limit": (_fail("cdn", 429), "{cdn} accepts no more requests for now (429 Too Many Requests)"),
-    "outage": (_fail("cdn", 500), "{cdn} is out of order (500 Internal Server Error)"),
-    "outage of the Hub": (_fail("/resolve/", 502), "{hub} is out of order (502 Bad Gateway)"),
+    "outage": (_fail("cdn", 500), "{cdn} has an internal error (500 Internal Server Error)"),
+    "outage of the Hub": (_fail("/resolve/", 502), "{hub} has an internal error (502 Bad Gateway)"),
     "refused by the CDN": (
         _fail("cdn", 403), "{cdn}, where the Hub keeps its contents, does not hand it out (403 Forbidden)",
     ),
@@ -460,7 +460,7 @@ def test_what_keeps_a_file_from_being_read(
 def test_an_unread_shard_is_told(hub: HubServer) -> None:
     checkpoint = open_checkpoint(TARGET)
     hub.fail(f"cdn .*{SHARDS[1]}", 503)
-    assert checkpoint.unread == {SHARDS[1]: f"{hub.cdn_host} is out of order (503 Service Unavailable)"}
+    assert checkpoint.unread == {SHARDS[1]: f"{hub.cdn_host} has an internal error (503 Service Unavailable)"}
     assert list(checkpoint.shards) == [SHARDS[0], SHARDS[2]]
 
 
@@ -611,7 +611,7 @@ def test_a_server_that_trickles_is_asked_no_more(hub: HubServer, monkeypatch: py
             repository.read(name, 0, 1)
         reasons.append(caught.value.strerror)
     slow = f"{hub.host} answers too slowly"
-    assert reasons == [slow, *2 * [f"{hub.host} answered too slowly, and is asked no more"]]
+    assert reasons == [slow, *2 * [f"{hub.host} answered too slowly, and is not asked again"]]
 
 
 @pytest.mark.parametrize("limit", ["pages", "files", "seconds"])
@@ -643,14 +643,17 @@ def test_an_answer_that_is_packed_twice(hub: HubServer) -> None:
         return caught.value.message
 
     outcome = run_limited(say)
-    assert (outcome.fault, outcome.answer) == ("", f"{hub.host} sends its answer packed, though asked not to")
+    assert (outcome.fault, outcome.answer) == (
+        "",
+        f"{hub.host} sends its answer compressed, although it was asked not to",
+    )
 
 
 def test_offline_mode(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CkptcheckError) as caught:
         open_checkpoint(TARGET)
-    assert (caught.type, caught.value.message) == (CkptcheckError, "HF_HUB_OFFLINE forbids to ask the Hub")
+    assert (caught.type, caught.value.message) == (CkptcheckError, "HF_HUB_OFFLINE is set, so the Hub is not asked")
     assert caught.value.hint == "unset it, or name a local folder"
     assert hub.requests == []
 

@@ -28,6 +28,7 @@ def test_the_help_lists_every_command_once() -> None:
 
 
 def test_examples_name_commands_and_options_that_exist() -> None:
+    assert VERBS.keys() - EXAMPLES.keys() == {"doctor", "engine list"}, "they take nothing"
     command_line = typer.main.get_command(build_app())
     for line in (line for lines in EXAMPLES.values() for line in lines):
         assert len(line) <= WIDTH - 4

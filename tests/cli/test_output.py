@@ -326,6 +326,33 @@ def test_the_ending_of_the_file_names_the_format(here: Path, name: str, begins: 
     assert (here / name).read_text(encoding="utf-8").startswith("broken\n")
 
 
+def test_one_run_writes_several_formats(here: Path) -> None:
+    names = ("r.json", "r.sarif", "r.xml", "r.md", "r.html")
+    result = run(here, "scan", "broken", *(word for name in names for word in ("-o", name)))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1].endswith(" · the report is r.json, r.sarif, r.xml, r.md and r.html")
+    assert all("IDX001" in (here / name).read_text(encoding="utf-8") for name in names)
+    result = run(here, "scan", "broken", "-o", "r.json", "-o", "r.md", "--format", "json")
+    assert (result.returncode, "leave it out" in result.stderr) == (2, True)
+    result = run(here, "scan", "broken", "-o", "r.md", "-o", "./r.md")
+    assert (result.returncode, "would both write r.md" in result.stderr) == (2, True)
+    assert run(here, "scan", "nothing", "-o", "r.md", "-o", "s.json").returncode == 2
+    assert all("nothing does not exist" in (here / name).read_text(encoding="utf-8") for name in ("r.md", "s.json"))
+
+
+@pytest.mark.parametrize("name", ["a|b", "<img>", "[x](http://y)", "*a*_b_", "`c`", "@me", "##[error]", "::error::x"])
+def test_no_name_is_obeyed_as_markdown(name: str) -> None:
+    from ckptcheck.linter.report import Report
+    from ckptcheck.linter.rule import Finding
+    from ckptcheck.reporters import markdown
+
+    finding = Finding("ST001", "broken-file", "error", name, file=name, hint=name)
+    row = markdown.render([Report(name, findings=(finding,))], ()).splitlines()[-1]
+    assert row.count("|") - row.count("\\|") == 4
+    assert re.search(r"(?<!\\)" + re.escape(name), row) is None
+    assert "](http:" not in row
+
+
 def test_the_log_has_the_verdict_and_the_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,7 +366,7 @@ def test_the_log_has_the_verdict_and_the_file(
         monkeypatch.setattr(sys.stderr, "isatty", lambda there=is_terminal: there)
         for reports in (one, two, Reports((one, two))):
             with pytest.raises(typer.Exit):
-                output.finish(reports, "json", here / "report.json")
+                output.finish(reports, [("json", here / "report.json")])
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 3
     assert said[0].startswith("✓ clean · ")

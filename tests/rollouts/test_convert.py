@@ -267,21 +267,21 @@ class Evil:
         (b"", "file holds nothing"),
         (b"[1, 2", "neither a torch.save file nor JSON"),
         (b"[]", "file holds nothing"),
-        (b'{"a": 1, "b": 2}', "no rollout file that is known; it holds a, b"),
+        (b'{"a": 1, "b": 2}', "no rollout file that ckptcheck knows; it holds a, b"),
         (b'[{"token_ids": [1], "loss_mask": [], "inference_logprobs": []}]', "it has 0 response mask for 1 token"),
         (b'{"meta_info": {}, "output_ids": [1]}', "token ids of a prompt are missing"),
-        (b'{"choices": [3]}', r"could be taken over: choices\[0\] is a whole number, and an object is due"),
-        (b'{"choices": null}', "could be taken over: it has no choices"),
-        (b'{"error": {"message": "too long"}}', "could be taken over: the server answered with an error: too long"),
+        (b'{"choices": [3]}', r"could be converted: choices\[0\] is a whole number, and an object is expected"),
+        (b'{"choices": null}', "could be converted: it has no choices"),
+        (b'{"error": {"message": "too long"}}', "could be converted: the server answered with an error: too long"),
         (b"[" * 100_000, "neither a torch.save file nor JSON: it is nested too deeply"),
         (b"[" + b"1" * 5000 + b"]", "nor JSON: a number in it has thousands of digits"),
         (b'{"a": "\xff"}', "nor JSON: it is not UTF-8"),
-        (pickle.dumps({"samples": [{"tokens": [3]}], "rollout_id": 1}), "could be taken over: it has no response_length"),
-        (pickle.dumps({"samples": [{"tokens": 3}], "rollout_id": 1}), "could be taken over: its tokens are no list of ids"),
-        (pickle.dumps({"samples": [3], "rollout_id": 1}), "could be taken over: it is no sample: it has no fields"),
-        (pickle.dumps({"rollout_data": {"tokens": [[1]]}}), "not laid out as slime-train does it: it has no response_lengths"),
-        (pickle.dumps({"samples": [], "rollout_id": 1}), "could be taken over: there is none"),
-        (pickle.dumps({"responses": 1, "prompts": 2}), "not laid out as verl does it: responses is no table of whole numbers"),
+        (pickle.dumps({"samples": [{"tokens": [3]}], "rollout_id": 1}), "could be converted: it has no response_length"),
+        (pickle.dumps({"samples": [{"tokens": 3}], "rollout_id": 1}), "could be converted: its tokens are no list of ids"),
+        (pickle.dumps({"samples": [3], "rollout_id": 1}), "could be converted: it is no sample: it has no fields"),
+        (pickle.dumps({"rollout_data": {"tokens": [[1]]}}), "another layout than slime-train writes: it has no response_lengths"),
+        (pickle.dumps({"samples": [], "rollout_id": 1}), "could be converted: there is none"),
+        (pickle.dumps({"responses": 1, "prompts": 2}), "another layout than verl writes: responses is no table of whole numbers"),
         (pickle.dumps({"samples": [Evil()], "rollout_id": 1}), "it names posix.system, which no data needs, and it is not run"),
         (pickle.dumps([1])[:-3], "cannot be read"),
         (b"PK\x03\x04rest", "cannot be read"),
@@ -328,7 +328,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     build_app()(["parity", "convert", str(tmp_path / "out.jsonl"), "-o", str(back)], standalone_mode=False)
     assert all(np.array_equal(read_rollouts(back).columns[name], values) for name, values in found.columns.items())
     assert read_rollouts(back).metadata == again.metadata
-    with pytest.raises(CkptcheckError, match="is a pickle, and vllm writes the other"):
+    with pytest.raises(CkptcheckError, match="is a pickle, and vllm writes JSON"):
         build_app()(
             ["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--from", "vllm"],
             standalone_mode=False,
@@ -358,7 +358,7 @@ def test_a_request_that_failed_does_not_cost_the_others(tmp_path: Path) -> None:
         (2, "it has no choices"),
         (3, "it is no JSON object"),
         (4, "the server answered with an error: no"),
-        (5, "prompt_token_ids[1] is text, and a whole number is due"),
+        (5, "prompt_token_ids[1] is text, and a whole number is expected"),
         (6, "it is no JSON object"),
         (8, "it is no JSON:"),
     ]
@@ -369,7 +369,7 @@ def test_one_broken_line_or_sample_is_left_out(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", line, {**line, "loss_mask": 3}, {**line, "token_ids": [5, 6.5]}, line)
     found, _ = convert([path])
     assert (found.sequence_count, reasons(found)) == (2, [
-        (1, "loss_mask is a whole number, and a list is due"), (2, "token_ids[1] is a number, and a whole number is due"),
+        (1, "loss_mask is a whole number, and a list is expected"), (2, "token_ids[1] is a number, and a whole number is expected"),
     ])  # fmt: skip
     samples = [
         sample(),
@@ -402,13 +402,13 @@ def test_files_of_two_kinds_or_two_steps_are_refused(tmp_path: Path) -> None:
         tmp_path / "sglang.json", {"meta_info": {"output_token_logprobs": [[-1.0, 7, None]]}, "prompt_token_ids": [5]}
     )
     with pytest.raises(
-        CkptcheckError, match=r"sglang.json is of sglang and .*vllm.json is of vllm: they are no rollouts"
+        CkptcheckError, match=r"sglang.json is of sglang and .*vllm.json is of vllm: they are not rollouts"
     ):
         convert([tmp_path / "vllm.json", tmp_path / "sglang.json"])
     for step in range(2):
         (tmp_path / f"{step}.pt").write_bytes(pickle.dumps({"rollout_id": step, "samples": [sample()]}))
     with pytest.raises(
-        CkptcheckError, match=r"0.pt is of step 0 and .*1.pt is of step 1: they are no rollouts of one step"
+        CkptcheckError, match=r"0.pt is of step 0 and .*1.pt is of step 1: they are not rollouts of one step"
     ):
         convert([tmp_path / "0.pt", tmp_path / "1.pt"])
 
@@ -477,7 +477,7 @@ def test_roll_batches(tmp_path: Path) -> None:
     assert other.columns["engine_logprobs"].tolist() == found.columns["engine_logprobs"].tolist()
     (tmp_path / "short.pkl").write_bytes(pickle.dumps(tensors | {"infer_logprobs": np.zeros((3, 12), np.float32)}))
     with pytest.raises(
-        CkptcheckError, match=r"infer_logprobs is \[3, 12\], and a logprob of every token but the first is due"
+        CkptcheckError, match=r"infer_logprobs is \[3, 12\], and a logprob of every token but the first is expected"
     ):
         convert([tmp_path / "short.pkl"])
     (tmp_path / "rollout_dump_data.step_7.jsonl").write_text(

@@ -125,8 +125,8 @@ CHANGES = [
     ({"starts": np.array([0, 6, 13, 22])}, "starts", "sequences reach from 0 to 22, and there are 21 tokens"),
     ({"prompt_lengths": np.array([2, 99, -1], "<i4")}, "prompt_lengths", PROMPT),
     ({"engine_logprobs": np.zeros(20, "<f4")}, "engine_logprobs", "it has 20 rows for 21 tokens"),
-    ({"engine_logprobs": np.zeros(21, "<f2")}, "engine_logprobs", "its dtype is F16, and F32 or F64 is due"),
-    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension is due"),
+    ({"engine_logprobs": np.zeros(21, "<f2")}, "engine_logprobs", "its dtype is F16, and F32 or F64 is expected"),
+    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension is expected"),
     ({"tokens": None}, "tokens", "the column is missing"),
     ({"version_spans": np.array([[0, 3, 9]])}, "version_spans", "it names a version that the metadata does not list"),
     ({"version_spans": np.array([[0, 3, 0], [2, 5, 0]])}, "version_spans", "span 1, tokens 2 to 5, overlaps another or is none"),
@@ -159,7 +159,7 @@ def test_other_files_are_said(tmp_path: Path) -> None:
         (b"\x00" * 20, "the file begins with zero bytes where the length of its header should be"),
         (
             b"{}\n",
-            'it cannot be read: the first line is none of rollouts: it has no "rollouts": "ckptcheck-rollouts/1"',
+            'it cannot be read: the first line is not the header of a rollout file: it has no "rollouts": "ckptcheck-rollouts/1"',
         ),
         (
             b"{nonsense\n",
@@ -174,7 +174,7 @@ def test_other_files_are_said(tmp_path: Path) -> None:
     ]
     save_file({"tokens": np.zeros(3, "<i4")}, path, {KEY: '{"format": "other/9"}'})
     assert [defect.text for defect in read_rollouts(path).defects] == [
-        "its format is 'other/9', and ckptcheck-rollouts/1 is read"
+        "its format is 'other/9', and ckptcheck reads ckptcheck-rollouts/1"
     ]
     with pytest.raises(CkptcheckError, match="does not exist"):
         read_rollouts(tmp_path / "none")
@@ -233,17 +233,17 @@ COLUMNS = '{"tokens": "I32", "prompt_lengths": "I32", "starts": "I64", "engine_l
 HEAD = f'{{"rollouts": "ckptcheck-rollouts/1", "columns": {COLUMNS}}}'
 LINE = '{"tokens": [5, 6, 7, 8], "prompt_lengths": 2, "engine_logprobs": [0, 0, -0.5, -0.25]}'
 WRONG = [
-    ("[5, 6, 7, 8]", "[5.5, 6, 7, 8]", "tokens[0] is a number, and a whole number is due"),
-    ("[5, 6, 7, 8]", '["5", 6, 7, 8]', "tokens[0] is text, and a whole number is due"),
-    ("[5, 6, 7, 8]", "[5, 6, 7, true]", "tokens[3] is true or false, and a whole number is due"),
+    ("[5, 6, 7, 8]", "[5.5, 6, 7, 8]", "tokens[0] is a number, and a whole number is expected"),
+    ("[5, 6, 7, 8]", '["5", 6, 7, 8]', "tokens[0] is text, and a whole number is expected"),
+    ("[5, 6, 7, 8]", "[5, 6, 7, true]", "tokens[3] is true or false, and a whole number is expected"),
     ("[5, 6, 7, 8]", "[5, 6, 7, 3000000000]", "tokens[3] is above 2,147,483,647"),
     ("[5, 6, 7, 8]", "[5, 6, 7]", "engine_logprobs has 4 rows for 3 tokens"),
-    ("[5, 6, 7, 8]", "5", "tokens is a whole number, and a list is due"),
-    (": 2,", ': "2",', "prompt_lengths is text, and a whole number is due"),
+    ("[5, 6, 7, 8]", "5", "tokens is a whole number, and a list is expected"),
+    (": 2,", ': "2",', "prompt_lengths is text, and a whole number is expected"),
     ('"prompt_lengths": 2,', "", "it has no prompt_lengths"),
     ("-0.5", '"x"', "engine_logprobs[2] is 'x', which is none of what it may be"),
-    ("-0.5", "[-0.5]", "engine_logprobs[2] is a list, and a number or text or null is due"),
-    (LINE, "[]", "it is a list, and an object is due"),
+    ("-0.5", "[-0.5]", "engine_logprobs[2] is a list, and a number or text or null is expected"),
+    (LINE, "[]", "it is a list, and an object is expected"),
     (LINE, "[" * 100_000, "it is nested too deeply"),
 ]
 
@@ -261,8 +261,8 @@ def test_an_odd_first_line_is_said(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     for head, text in [
         ('{"rollouts": "ckptcheck-rollouts/1"}', "it has no columns"),
-        ('{"rollouts": "ckptcheck-rollouts/1", "columns": 3}', "columns is a whole number, and an object is due"),
-        (HEAD.replace('"F32"', "3"), "columns[...] is a whole number, and text is due"),
+        ('{"rollouts": "ckptcheck-rollouts/1", "columns": 3}', "columns is a whole number, and an object is expected"),
+        (HEAD.replace('"F32"', "3"), "columns[...] is a whole number, and text is expected"),
         (HEAD[:-1] + r', "metadata": {"source": "\ud800"}}', "a text in it has half a surrogate pair"),
         (HEAD.replace('"F32"', '"F16"'), "the dtype of engine_logprobs is F16"),
         (

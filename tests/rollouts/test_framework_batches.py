@@ -184,12 +184,12 @@ def test_skyrl_routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             {"rollout_logprobs": tensor([[-1.0, -2.0]] * 2, "float32")},
-            r"rollout_logprobs is \[2, 2\], and \[2, 3\] is due",
+            r"rollout_logprobs is \[2, 2\], and \[2, 3\] is expected",
         ),
-        ({"attention_mask": tensor([[1, 1, 1]] * 2, "int64")}, r"attention_mask is \[2, 3\], and \[2, 5\] is due"),
+        ({"attention_mask": tensor([[1, 1, 1]] * 2, "int64")}, r"attention_mask is \[2, 3\], and \[2, 5\] is expected"),
         ({"response_mask": tensor([[1] * 9] * 2, "int64")}, r"response_mask is \[2, 9\], and sequences are \[2, 5\]"),
         ({"sequences": None}, "sequences is no table of whole numbers"),
-        ({"sequences": {"data": b"12", "dtype": "int64", "shape": (7,)}}, "not laid out as skyrl does it"),
+        ({"sequences": {"data": b"12", "dtype": "int64", "shape": (7,)}}, "another layout than skyrl writes"),
     ],
 )
 def test_a_broken_batch_of_skyrl_is_a_sentence(

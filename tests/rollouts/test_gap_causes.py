@@ -286,7 +286,7 @@ def test_a_size_stands_behind_its_causes() -> None:
         each["trainer"] = np.where(each["engine"] < 0, each["trainer"] - 0.3, each["trainer"])
     report = build_report(RolloutEvidence("step.safetensors", _build(made)), RULES)
     assert [finding.code for finding in report.findings if finding.severity == "error"] == ["PAR009", "PAR020"]
-    assert report.findings[1].hint == "mend first what PAR009 names: this may follow from it"
+    assert report.findings[1].hint == "fix first what PAR009 names: this may follow from it"
 
 
 @pytest.mark.filterwarnings("error")

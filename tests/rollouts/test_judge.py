@@ -83,7 +83,7 @@ def test_a_frameworks_own_file_is_to_be_converted_first(here: Path, name: str) -
     assert f"{name} is a pickle" in found.stderr
     assert f"ckptcheck parity convert {name} -o verl-0.9.1.safetensors" in found.stderr
     (here / "answers.jsonl").write_text('{"choices": []}\n')
-    assert "what a framework wrote (ckptcheck parity convert)" in judge("answers.jsonl", cwd=here).stdout
+    assert "convert the dump of a framework first: ckptcheck parity convert" in judge("answers.jsonl", cwd=here).stdout
 
 
 def test_limits_are_flags(here: Path) -> None:
@@ -222,13 +222,13 @@ def test_a_run_against_another(here: Path) -> None:
     ]
     assert series["sections"][1]["columns"][:3] == ["step", "ratio", "lag"]
     assert [finding["code"] for finding in last["findings"]] == ["PAR043"]
-    assert last["findings"][0]["message"].startswith("clip rate is the first curve of the gap to part, at step 4: ")
+    assert last["findings"][0]["message"].startswith("clip rate is the first curve of the gap to diverge, at step 4: ")
     verdicts = {row[0]: (row[1], row[-1]) for row in last["sections"][0]["rows"]}
-    assert verdicts["k3"] == (4, "parts, worse")
+    assert verdicts["k3"] == (4, "diverges, worse")
     assert verdicts["lag"] == verdicts["reward"] == verdicts["ratio"] == (None, "follows")
     sound = judge("fixed", "--against", "v0", "--no-limits", cwd=here)
     assert sound.returncode == 0
-    assert "12 steps in common · no curve parts" in sound.stdout
+    assert "12 steps in common · no curve diverges" in sound.stdout
     (here / "empty").mkdir()
     assert "empty holds no .safetensors and no .jsonl file" in judge("fixed", "--against", "empty", cwd=here).stderr
 
@@ -297,7 +297,7 @@ def test_files_without_steps_are_called_by_their_names(here: Path) -> None:
     [
         (
             {},
-            "nothing in the file names a cause: ckptcheck parity why off.safetensors MODEL takes away one after the other",
+            "nothing in the file names a cause: ckptcheck parity why off.safetensors MODEL tries causes one after the other",
         ),
         ({"metadata": {"model": "org/m"}}, "ckptcheck parity why off.safetensors org/m"),
         ({"metadata": {"sampling": {"temperature": 0.7}}}, "divided by the temperature 0.7: ckptcheck preflight JOB"),
@@ -321,7 +321,7 @@ def test_the_hint_where_the_engine_has_the_weights_of_the_reference(
     write_rollouts(change_column(rollouts, {"column": "trainer_logprobs", "add": -0.3}), here / "off.safetensors")
     hints = {finding.code: finding.hint for finding in ckptcheck.judge("off.safetensors").findings}
     assert hints["PAR088"] == f"ckptcheck {command} shows what reaches the engine"
-    assert hints["PAR020"] == "mend first what PAR088 names: this may follow from it"
+    assert hints["PAR020"] == "fix first what PAR088 names: this may follow from it"
 
 
 def _hint_of_the_gap() -> str:

@@ -131,7 +131,7 @@ def test_a_run_that_parts_is_marked_where_it_does() -> None:
     picture = pictures["mult_prob_error: the run and its reference"]
     assert isinstance(picture, Curves)
     (mark,) = picture.marks
-    assert (mark.series, mark.index, mark.text) == ("run", 4, "parts at step 4")
+    assert (mark.series, mark.index, mark.text) == ("run", 4, "diverges at step 4")
 
 
 def test_pictures_do_not_depend_on_the_size_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def _read_word(metadata: dict[str, Any], key: str, known: list[str], defects: li
     if value is None:
         defects.append(Defect(UNKNOWN, f"{MODEL_INDEX} names no {key}", f"metadata.{key}"))
     else:
-        text = f"its {key} is {clip(repr(value))}, and known are {', '.join(known)}"
+        text = f"its {key} is {clip(repr(value))}, not {' or '.join(known)}"
         defects.append(Defect(UNKNOWN, text, f"metadata.{key}"))
     return None
 

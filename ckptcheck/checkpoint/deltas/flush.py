@@ -88,7 +88,7 @@ def _read_flush(source: Source, shard: Shard, flushes: list[Flush], defects: lis
         return []
     encoding = spec.get("encoding")
     if encoding not in ("indices", "dense"):
-        text = f"{clip(shard.name)}: its encoding is {clip(repr(encoding))}, and known are dense, indices"
+        text = f"{clip(shard.name)}: its encoding is {clip(repr(encoding))}, not dense or indices"
         defects.append(Defect(UNKNOWN, text, SPEC))
         return []
     if encoding == "dense" and spec.get("verify"):

@@ -120,7 +120,7 @@ def explain_failure(
             "try again later, or with a smaller --jobs",
         )
     if status >= 500:
-        return RequestFailure(errno.EIO, f"{root} is out of order ({status})", "try again later")
+        return RequestFailure(errno.EIO, f"{root} has an internal error ({status})", "try again later")
     if status in (301, 400) and is_listing:
         return RequestFailure(
             errno.EINVAL, f"{root} refuses the request ({status})", "check the region (AWS_REGION) and the endpoint"

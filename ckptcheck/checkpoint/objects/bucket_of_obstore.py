@@ -154,7 +154,7 @@ class ObstoreBucket:
         if start >= end:
             return memoryview(b"")
         if self._lost_time.is_over:
-            raise RequestFailure(errno.EIO, f"{self._root} answered too slowly, and is asked no more")
+            raise RequestFailure(errno.EIO, f"{self._root} answered too slowly, and is not asked again")
         import obstore
 
         options: dict[str, Any] = {"range": (start, end)}

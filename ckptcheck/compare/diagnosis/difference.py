@@ -109,12 +109,12 @@ def _describe_rank(pair: MatrixPair, numbers: NDArray[np.int64], length: int) ->
     return ""
 
 
-def describe_difference(pair: MatrixPair, extent: DifferenceExtent) -> str:
+def describe_difference(pair: MatrixPair, extent: DifferenceExtent) -> tuple[str, float | None]:
     """Describe a difference: how many elements, how large, where."""
     total = pair.actual.size
     height, width = pair.actual.shape
     share = 100 * extent.count / total
-    text = f"{extent.count:,} of {total:,} elements differ ({share:.3g} %)"
+    text, cosine = f"{extent.count:,} of {total:,} elements differ ({share:.3g} %)", None
     if pair.is_float:
         largest, sums = 0.0, np.zeros(3)
         not_finite = 0
@@ -130,11 +130,12 @@ def describe_difference(pair: MatrixPair, extent: DifferenceExtent) -> str:
                     sums += ((e * a).sum(), (e * e).sum(), (a * a).sum())
         text += f", by at most {largest:.3g}"
         if sums[1] > 0 and sums[2] > 0:
-            text += f", cosine {sums[0] / np.sqrt(sums[1]) / np.sqrt(sums[2]):.4f}"
+            cosine = float(sums[0] / np.sqrt(sums[1]) / np.sqrt(sums[2]))
+            text += f", cosine {cosine:.4f}"
         if not_finite:
             text += f", {not_finite:,} are NaN or Inf"
     if len(extent.rows) < height:
         text += f", in rows {format_ranges(map(int, extent.rows), most=4)} of {height:,}"
     if len(extent.columns) < width:
         text += f", in columns {format_ranges(map(int, extent.columns), most=4)} of {width:,}"
-    return text
+    return text, cosine

@@ -147,7 +147,7 @@ class CauseSearch:
                 return _explanation(unit, causes)
         self.unknown_counts[label] += 1
         cause = Cause("unknown", "the cause is unknown", "unknown")
-        return Explanation(unit.key, (cause,), describe_difference(unit, extent), cheap_only=cheap_only)
+        return Explanation(unit.key, (cause,), *describe_difference(unit, extent), cheap_only=cheap_only)
 
     def _find_cheap_cause(self, unit: MatrixPair, extent: DifferenceExtent) -> Causes:
         """Return one cause out of those that are cheap to try."""

@@ -19,6 +19,9 @@ CHEAP_CAUSES = (
     "missing, zero, NaN, constant, {stale}another layer or expert, transposed, QKV interleave, gate and up swapped, "
     "tensor-parallel order, rope order, rows moved, offset, scale, dtype round trip, sign, byte order, partial write"
 )
+UNRELATED, LEAST_UNRELATED = 0.1, 3
+"""Largest cosine of unrelated weights in the median tensor (near 0 for random matrices, not for norms), and the fewest tensors that
+show it."""
 SLOW_CAUSES = "scale by group, quantization round trip, rows permuted, two causes at once"
 
 
@@ -41,7 +44,11 @@ def _verdict(findings: list[Explanation], sides: DiagnosisInput) -> Verdict:
     ]
     names = tuple(dict.fromkeys(_display_name(name, finding.key) for finding in findings for name in finding.key.names))
     confidence = max((finding.confidence for finding in findings), key=ORDER.index)
-    if confidence == "unknown":
+    cosines = sorted(abs(item.cosine) for item in findings if item.cosine is not None)
+    if confidence == "unknown" and len(cosines) >= LEAST_UNRELATED and cosines[len(cosines) // 2] < UNRELATED:
+        evidence = f"the values are unrelated (cosine {cosines[len(cosines) // 2]:.2g} in the median tensor), as those of another "
+        evidence += "model or of a new start are: check which checkpoint this one was made from"
+    elif confidence == "unknown":
         examples = "; ".join(
             f"{_display_name(item.key.names[0], item.key)}: {item.evidence}" for item in findings[:3] if item.evidence
         )

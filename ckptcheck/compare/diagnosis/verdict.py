@@ -37,6 +37,8 @@ class Explanation:
     key: TensorKey
     causes: tuple[Cause, ...]
     evidence: str = ""
+    # Cosine between both sides, where it was computed.
+    cosine: float | None = None
     # q, k, v, gate or up, if only that member differs.
     member: str = ""
     # Only the cheap causes were tried.

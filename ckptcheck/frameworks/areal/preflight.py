@@ -103,7 +103,7 @@ def _finish(job: Job, document: Document) -> None:
     if any(path.endswith(".type._class") for path in document.leaves):
         raise CkptcheckError(
             f"{job.target} is a configuration of AReaL's first system (realhf, until v0.5.1), which ckptcheck does not read",
-            hint="known are the configurations of areal/api/cli_args.py, since v0.3.1",
+            hint="ckptcheck reads the configurations of areal/api/cli_args.py, since v0.3.1",
         )
     table = load_key_table(Path(__file__).with_name("keys.json"))
     top = frozenset(name for number in range(table.newest + 1) for name in table.names_below("", number))

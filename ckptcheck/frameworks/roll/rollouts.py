@@ -56,7 +56,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
     for name, logprobs in known.items():
         if not isinstance(logprobs, np.ndarray) or logprobs.shape != (len(ids), ids.shape[1] - 1):
             shape = format_shape(np.shape(logprobs))
-            raise UnusableSequence(f"{name} is {shape}, and a logprob of every token but the first is due")
+            raise UnusableSequence(f"{name} is {shape}, and a logprob of every token but the first is expected")
     is_unscored = "old_log_probs" in known and not np.any(known["old_log_probs"])
     if is_unscored:
         del known["old_log_probs"]

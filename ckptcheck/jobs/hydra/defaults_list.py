@@ -265,7 +265,8 @@ class Composer:
                 not later.is_override and not later.is_self and later not in self.appended for later in entries[number:]
             ):
                 self.refuse(
-                    entry.leaf, "an override stands before other entries of the defaults list, and Hydra wants it last"
+                    entry.leaf,
+                    "an override stands before other entries of the defaults list; Hydra takes it only at the end",
                 )
             self.choices.setdefault(entry.key, (entry.value, entry.leaf))
 

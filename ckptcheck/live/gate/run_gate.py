@@ -49,8 +49,8 @@ class StageResult:
     seconds: float = 0.0
     """How long its calls ran, when they ran."""
 
-    def describe(self) -> str:
-        """Return the outcome in a few words."""
+    def describe(self, first: str = "") -> str:
+        """Return the outcome in a few words. first: the first stage that did not check for the same reason."""
         if self.left_out:
             return f"not run: {self.left_out}"
         numbers = [
@@ -59,7 +59,8 @@ class StageResult:
             if (number := sum(report.count(severity) for report in self.reports))
         ]
         if self.not_checked:
-            return ", ".join([f"not checked: {self.not_checked}", *numbers])
+            reason = f": {self.not_checked}" if first in ("", self.name) else f", as {first}"
+            return ", ".join([f"not checked{reason}", *numbers])
         return ", ".join(numbers) or "clean"
 
 
@@ -172,7 +173,10 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
         f"{join_words(names)} {'is' if len(names) == 1 else 'are'} not checked: {reason}"
         for reason, names in unchecked.items()
     ]
-    rows = tuple((result.name, result.describe(), round(result.seconds, 1)) for result in results)
+    rows = tuple(
+        (result.name, result.describe(unchecked.get(result.not_checked, [""])[0]), round(result.seconds, 1))
+        for result in results
+    )
     sections = [Section("Stages of the gate", ("stage", "outcome", "seconds"), rows)]
     if unseen := tuple(describe_unseen(job, [result.name for result in results if result.reports])):
         sections.append(Section("What this gate does not see of the job", lines=unseen))

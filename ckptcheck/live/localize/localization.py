@@ -231,5 +231,5 @@ class Localization(EvidenceDefaults):
         if self.first_diverging is not None:
             index = self.points.index(self.first_diverging)
             nearby_points = self.points[max(0, index - AROUND) : index + AROUND + 1]
-            tables.append(Section("Where they part", columns, tuple(row(point) for point in nearby_points)))
+            tables.append(Section("Where they diverge", columns, tuple(row(point) for point in nearby_points)))
         return tuple(tables) if self.points else ()

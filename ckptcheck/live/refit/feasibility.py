@@ -138,7 +138,7 @@ def check_transport(trainer: Trainer, engine: Engine, name: str) -> None:
         require_device(engine.info.name, name, device)
         raise CkptcheckError(
             f"{engine.info.name} {engine.info.version} is not updated by {name} here",
-            f"there is {join_names(engine.transports)}",
+            f"choose one of {join_names(engine.transports)}",
         )
     if not transport.is_between_gpus:
         return

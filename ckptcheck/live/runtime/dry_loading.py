@@ -99,7 +99,7 @@ class WorkerDryLoader:
                 try:
                     answer = worker.call("dry_load", folder=folder, timeout=patience)
                 except WorkerTimeout:
-                    return DryLoad(consumer, unasked=f"it came to no end within {patience:.0f} seconds", broke_off=True)
+                    return DryLoad(consumer, unasked=f"it did not finish within {patience:.0f} seconds", broke_off=True)
                 except RemoteError as error:  # the loader answers; this is from its caller
                     reason = f"{error.exception_type}: {clip(error.remote_message, 400)}"
                     return DryLoad(consumer, unasked=reason, broke_off=True)
@@ -139,7 +139,7 @@ def create_dry_loaders(
     for each in wanted:
         name, given, python = each.partition("=")
         if name not in NAMES:
-            raise CkptcheckError(f"{name!r} cannot be asked for a dry load", f"there are {', '.join(NAMES)}")
+            raise CkptcheckError(f"{name!r} cannot be asked for a dry load", f"choose one of {', '.join(NAMES)}")
         if given and not python:
             raise CkptcheckError(f"{each!r} names no Python", f"write {name}=/path/to/python, or {name}")
         if name in pythons:

@@ -41,7 +41,7 @@ def _draw_comparison(title: str, each: CurveComparison) -> Curves:
     marks: tuple[Mark, ...] = ()
     caption = "The run follows its reference."
     if each.parting is not None:
-        marks = (Mark("run", each.steps.index(each.parting), f"parts at step {each.parting}"),)
+        marks = (Mark("run", each.steps.index(each.parting), f"diverges at step {each.parting}"),)
         caption = f"From step {each.parting} on the run differs from its reference, by {each.multiple_label}."
     series = (Series("run", each.run), Series("reference", each.reference))
     return Curves(title, caption, each.steps, series, "step", each.curve.name, marks=marks)

@@ -58,7 +58,9 @@ def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, s
         _require_one_value({file_kind: path} | kinds, "{} is of {}")
         kinds.setdefault(file_kind, path)
         if (used := formats[file_kind]).is_json is pickled:
-            raise CkptcheckError(f"{path} is {'a pickle' if pickled else 'JSON'}, and {file_kind} writes the other")
+            raise CkptcheckError(
+                f"{path} is {'a pickle' if pickled else 'JSON'}, and {file_kind} writes {'JSON' if pickled else 'pickles'}"
+            )
         rollouts, metadata = _convert_content(path, used, content)
         if metadata.step is None and used.step_of_name is not None:
             metadata = msgspec.structs.replace(metadata, step=used.step_of_name(path))
@@ -72,7 +74,7 @@ def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, s
         left_out = converted.metadata.left_out
         reason = f": {left_out[0].reason}" if left_out else ": there is none"
         raise CkptcheckError(
-            f"no sequence of {join_truncated([str(path) for path in paths])} could be taken over{reason}"
+            f"no sequence of {join_truncated([str(path) for path in paths])} could be converted{reason}"
         )
     return converted, next(iter(kinds))
 
@@ -84,7 +86,9 @@ def _require_one_value(files_by_value: Mapping[Any, Path], sentence: str) -> Non
     """
     if len(files_by_value) > 1:
         clauses = [sentence.format(path, value) for value, path in files_by_value.items()]
-        raise CkptcheckError(f"{' and '.join(clauses)}: they are no rollouts of one step", hint="convert one at a time")
+        raise CkptcheckError(
+            f"{' and '.join(clauses)}: they are not rollouts of one step", hint="convert one at a time"
+        )
 
 
 def _convert_content(path: Path, used: RolloutFormat, content: Any) -> ConvertedRollouts:
@@ -96,7 +100,7 @@ def _convert_content(path: Path, used: RolloutFormat, content: Any) -> Converted
         reason = f": {error}"
     except WRONG_FIELD_ERRORS:
         reason = ""
-    raise CkptcheckError(f"{path} is not laid out as {used.name} does it{reason}")
+    raise CkptcheckError(f"{path} has another layout than {used.name} writes{reason}")
 
 
 def shared(metadata_by_file: Sequence[Metadata]) -> Metadata:
@@ -200,5 +204,6 @@ def _detect_kind(content: Any, pickled: bool, path: Path) -> str:
     first = content[0] if isinstance(content, list) and content else content
     keys = join_truncated([to_printable(key) for key in first], 6) if isinstance(first, dict) else "no object"
     raise CkptcheckError(
-        f"{path} is no rollout file that is known; it holds {clip(keys)}", hint=f"known are {', '.join(list_formats())}"
+        f"{path} is no rollout file that ckptcheck knows; it holds {clip(keys)}",
+        hint=f"ckptcheck knows {', '.join(list_formats())}",
     )

@@ -74,7 +74,7 @@ def require_table(tensors: Mapping[str, Any], name: str, shape: tuple[int, ...] 
     if not isinstance(table, np.ndarray) or table.ndim != 2 or table.dtype.kind not in "iub":
         raise UnusableSequence(f"{name} is no table of whole numbers [sequences, tokens]")
     if shape is not None and table.shape != shape:
-        raise UnusableSequence(f"{name} is {format_shape(table.shape)}, and {format_shape(shape)} is due")
+        raise UnusableSequence(f"{name} is {format_shape(table.shape)}, and {format_shape(shape)} is expected")
     return table
 
 
@@ -90,7 +90,7 @@ def widen(
 
     values = tensors[name]
     if not isinstance(values, np.ndarray) or values.shape != due or values.dtype.kind not in "iufb":
-        raise UnusableSequence(f"{name} is {format_shape(np.shape(values))}, and {format_shape(due)} is due")
+        raise UnusableSequence(f"{name} is {format_shape(np.shape(values))}, and {format_shape(due)} is expected")
     wide = np.zeros(shape, values.dtype)
     wide[:, before : before + due[1]] = values
     return wide

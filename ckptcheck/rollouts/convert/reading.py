@@ -23,7 +23,7 @@ def read_each(read: Callable[[T], Rollout], items: Iterable[T]) -> list[Rollout 
         except KeyError as error:
             sequences.append(UnusableSequence(f"it has no {error.args[0]}"))
         except WRONG_FIELD_ERRORS:
-            sequences.append(UnusableSequence("its fields are not of the kinds that its writer makes"))
+            sequences.append(UnusableSequence("a field has another type than its writer gives it"))
     return sequences
 
 

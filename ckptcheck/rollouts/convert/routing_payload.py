@@ -53,7 +53,9 @@ def decode_routing(payload: Any, tokens: int, start: Any = None) -> NDArray[Any]
     except (AttributeError, EOFError, KeyError, MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
         raise UnusableSequence("its routed experts cannot be read") from error
     if rows.ndim != 3 or rows.dtype.kind not in "iu":
-        raise UnusableSequence(f"its routed experts have the shape {list(rows.shape)}, and [tokens, layers, k] is due")
+        raise UnusableSequence(
+            f"its routed experts have the shape {list(rows.shape)}, and [tokens, layers, k] is expected"
+        )
     rows = rows.astype(np.int32)
     missing = tokens - 1 - len(rows)
     if type(start) is int and 0 < start == missing:

@@ -131,7 +131,7 @@ def test_a_manifest_that_is_written_to_a_store(store: ObjectServer, tmp_path: Pa
     ("address", "status", "message"),
     [
         ("s3://models/m.json", 403, "cannot write s3://models/m.json: s3://models does not let you write it (403)"),
-        ("s3://models/m.json", 500, "cannot write s3://models/m.json: s3://models is out of order (500)"),
+        ("s3://models/m.json", 500, "cannot write s3://models/m.json: s3://models has an internal error (500)"),
         ("s3://none/m.json", 0, "cannot write s3://none/m.json: there is no bucket s3://none"),
         ("s3://models", 0, "s3://models names no object"),
         ("s3://models/folder/", 0, "s3://models/folder/ names no object"),
@@ -212,7 +212,7 @@ def test_an_answer_that_breaks_off_once(store: ObjectServer, way: Any) -> None:
     ("fault", "reason"),
     [
         ({"status": 503}, "s3://models accepts no more requests for now (503)"),
-        ({"status": 500}, "s3://models is out of order (500)"),
+        ({"status": 500}, "s3://models has an internal error (500)"),
         ({"status": 403}, "s3://models does not let you read it (403)"),
         ({"way": "cut"}, "s3://models cannot be reached, or broke off its answer"),
         ({"way": "replace"}, "it was replaced while it was being read"),
@@ -259,7 +259,7 @@ def test_a_store_that_trickles_is_asked_no_more(store: ObjectServer, monkeypatch
             source.read(name, 0, 100)
         said.append(caught.value.strerror)
     in_time = "s3://models did not answer in time"
-    assert said == [in_time, in_time, "s3://models answered too slowly, and is asked no more"]
+    assert said == [in_time, in_time, "s3://models answered too slowly, and is not asked again"]
 
 
 def test_a_long_read_in_pieces(store: ObjectServer) -> None:

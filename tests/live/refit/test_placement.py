@@ -70,11 +70,11 @@ def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
     [
         (
             Holder(), engine(*ON_CPU), "ipc",
-            "ipc carries weights between GPUs only, and vllm computes on a CPU", "there is reload, gloo, load_weights",
+            "ipc carries weights between GPUs only, and vllm computes on a CPU", "choose one of reload, gloo, load_weights",
         ),
         (
             Holder("A"), engine("reload", "load_weights", gpus="A"), "gloo",
-            "gloo carries weights to a CPU only, and vllm computes on GPUs", "there is reload, nccl, ipc, load_weights",
+            "gloo carries weights to a CPU only, and vllm computes on GPUs", "choose one of reload, nccl, ipc, load_weights",
         ),
         (
             Holder(), engine("reload", "ipc", "load_weights", gpus="A"), "ipc",

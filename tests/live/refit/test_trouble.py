@@ -352,7 +352,7 @@ def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(p
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
     assert outcome.report["error"].startswith("ipc carries weights between GPUs only, and vllm computes on a CPU")
     assert "ipc carries weights between GPUs only, and vllm computes on a CPU" in outcome.err
-    assert "there is reload, gloo, load_weights" in outcome.err
+    assert "choose one of reload, gloo, load_weights" in outcome.err
     assert "engine:ranks-scramble_weights" not in outcome.notes
 
 

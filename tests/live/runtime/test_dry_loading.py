@@ -256,7 +256,7 @@ def load_answered(
             WorkerDied("it died (aborted)", ("std::bad_alloc",)),
             {"unasked": "it died (aborted); its last output: std::bad_alloc"},
         ),
-        (WorkerTimeout("no answer"), {"unasked": "it came to no end within 61 seconds"}),
+        (WorkerTimeout("no answer"), {"unasked": "it did not finish within 61 seconds"}),
     ],
 )
 def test_a_loader_that_ends_has_refused_nothing(

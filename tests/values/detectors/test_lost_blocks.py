@@ -23,4 +23,6 @@ def test_half_of_the_scales_of_a_real_matrix(smollm2_w4a16: Path, tmp_path: Path
         (finding,) = run_rules(open_checkpoint(str(folder), value_reader=ValuePass()), [rule]).findings
         assert finding.key == name
         numbers = len(raw) // 2  # of BF16
-        assert finding.message.startswith(f"{numbers // 2:,} block scales are 0 over codes that are not, in 1 tensor: ")
+        assert finding.message.startswith(
+            f"{numbers // 2:,} block scales are 0 although their codes are not, in 1 tensor: "
+        )

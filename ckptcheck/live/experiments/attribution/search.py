@@ -238,7 +238,7 @@ class Attribution(EvidenceDefaults):
             elif step.is_cause and step.trial is not None:
                 result = step.trial.description
             else:
-                result = "no" if step.trial is None else f"no, not {step.trial.description}"
+                result = "no" if step.trial is None else f"no: it stays {step.trial.description}"
             removed = f"{step.removed:.0%}" if step.is_cause else None
             rows.append((step.name, step.layer, step.before, step.after, removed, result))
         columns = ("experiment", "layer", "mean |Δ|", "with it", "removed", "result")

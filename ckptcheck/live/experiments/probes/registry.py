@@ -37,7 +37,7 @@ def select_probes(only: Sequence[str], without: Sequence[str]) -> dict[str, Prob
     """Return the requested probes. Raises CkptcheckError for an unknown name."""
     for name in (*only, *without):
         if name not in PROBES:
-            raise CkptcheckError(f"there is no probe {name}", hint=f"there are {', '.join(PROBES)}")
+            raise CkptcheckError(f"there is no probe {name}", hint=f"choose one of {', '.join(PROBES)}")
     return {name: probe for name, probe in PROBES.items() if (not only or name in only) and name not in without}
 
 

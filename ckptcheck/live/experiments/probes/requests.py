@@ -116,7 +116,7 @@ def describe_token_difference(expected: Sequence[int], actual: Sequence[int]) ->
     >>> describe_token_difference([1, 5, 6], [1, 1, 5, 6]), describe_token_difference([1, 5], [1, 5, 2])
     ('it begins with token 1 twice', 'it goes on with token 2')
     >>> describe_token_difference([1, 5], [1, 7])
-    'token 7 stands where 5 is due, at place 1'
+    'token 7 stands where 5 is expected, at place 1'
     """
     if list(actual[1:]) == list(expected) and actual[:1] == expected[:1]:
         return f"it begins with token {actual[0]} twice"
@@ -124,7 +124,7 @@ def describe_token_difference(expected: Sequence[int], actual: Sequence[int]) ->
         return f"token {actual[0]} stands before it"
     for position, (expected_token, actual_token) in enumerate(zip(expected, actual, strict=False)):
         if expected_token != actual_token:
-            return f"token {actual_token} stands where {expected_token} is due, at place {position}"
+            return f"token {actual_token} stands where {expected_token} is expected, at place {position}"
     if len(actual) > len(expected):
         return f"it goes on with token {actual[len(expected)]}"
     return f"it ends before token {expected[len(actual)]}"

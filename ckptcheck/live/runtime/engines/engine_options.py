@@ -79,7 +79,7 @@ def parse_switches(texts: list[str]) -> Switches:
         name, separator, value = text.partition("=")
         name = name.replace("-", "_")
         if name not in names:
-            raise CkptcheckError(f"there is no switch {name}", hint=f"there are {', '.join(names)}")
+            raise CkptcheckError(f"there is no switch {name}", hint=f"choose one of {', '.join(names)}")
         if not separator:
             raise CkptcheckError(f"the switch {name} has no value", hint=f"write it as {name}=VALUE")
         values[name] = _parse_value(name, value)

@@ -113,7 +113,7 @@ def choose_pause(name: str, requested: str | None, transport: str, sleep_level: 
         return ""
     modes = CLASSES[name]().pause_modes
     if requested not in modes:
-        raise CkptcheckError(f"{name} does not {requested} requests", f"there is {', '.join(modes)}")
+        raise CkptcheckError(f"{name} does not {requested} requests", f"choose one of {', '.join(modes)}")
     if not find_transport(name, transport).supports_inflight:
         supported = [row.name for row in transports_of(name) if row.supports_inflight]
         raise CkptcheckError(
@@ -195,9 +195,9 @@ def start_engine(
     it does not start.
     """
     if name not in ENGINES:
-        raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
+        raise CkptcheckError(f"there is no engine {name}", f"choose one of {', '.join(ENGINES)}")
     if mode not in get_args(Mode):
-        raise CkptcheckError(f"an engine has no mode {mode}", f"there is {', '.join(get_args(Mode))}")
+        raise CkptcheckError(f"an engine has no mode {mode}", f"choose one of {', '.join(get_args(Mode))}")
     try:
         return ENGINES[name](
             checkpoint,

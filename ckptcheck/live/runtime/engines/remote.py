@@ -282,7 +282,8 @@ class RemoteEngine(ABC, Generic[Options]):
         usable = [row for row in self.transports if row.supports_inflight]
         if transport not in [row.name for row in usable]:
             raise CkptcheckError(
-                f"{self.title} takes no weights by {transport} while requests run", f"there is {join_names(usable)}"
+                f"{self.title} takes no weights by {transport} while requests run",
+                f"choose one of {join_names(usable)}",
             )
         reply = self._call(
             "update_inflight",
@@ -301,7 +302,7 @@ class RemoteEngine(ABC, Generic[Options]):
     def _encode_buckets(self, buckets: Sequence[Bucket], transport: str) -> list[dict[str, Any]]:
         if transport not in [row.name for row in self.transports]:
             raise CkptcheckError(
-                f"{self.title} takes no weights by {transport} here", f"there is {join_names(self.transports)}"
+                f"{self.title} takes no weights by {transport} here", f"choose one of {join_names(self.transports)}"
             )
         if not buckets:
             raise CkptcheckError(f"there is nothing to send by {transport}")

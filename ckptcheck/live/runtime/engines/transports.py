@@ -91,7 +91,7 @@ TRANSPORTS: Mapping[str, tuple[Transport, ...]] = {
 def transports_of(engine: str) -> tuple[Transport, ...]:
     """Return the transports of an engine, the default first. Raises CkptcheckError for an unknown engine."""
     if engine not in TRANSPORTS:
-        raise CkptcheckError(f"there is no engine {engine}", f"there is {', '.join(TRANSPORTS)}")
+        raise CkptcheckError(f"there is no engine {engine}", f"choose one of {', '.join(TRANSPORTS)}")
     return TRANSPORTS[engine]
 
 
@@ -106,7 +106,7 @@ def select_transport(transports: Sequence[Transport], name: str, engine: str) ->
     for transport in transports:
         if transport.name == name:
             return transport
-    raise CkptcheckError(f"weights do not reach {engine} by {name}", f"there is {join_names(transports)}")
+    raise CkptcheckError(f"weights do not reach {engine} by {name}", f"choose one of {join_names(transports)}")
 
 
 def available_transports(engine: str, device: str, launched_for: str = "") -> tuple[Transport, ...]:
@@ -127,7 +127,7 @@ def require_device(engine: str, name: str, device: str) -> None:
         direction = "between GPUs" if transport.is_between_gpus else "to a CPU"
         raise CkptcheckError(
             f"{name} carries weights {direction} only, and {engine} computes on {place}",
-            f"there is {join_names(usable)}",
+            f"choose one of {join_names(usable)}",
         )
 
 

@@ -59,7 +59,9 @@ def find_interpreter(engine: str, python: Path | None = None, option: str = "--s
     recipes_by_name = {recipe.name: recipe for recipe in recipes.builtin_recipes()}
     engine_name = recipes_by_name[engine].engine if engine in recipes_by_name else engine
     if engine_name not in PACKAGES:
-        raise CkptcheckError(f"there is no engine {engine}", f"there are {', '.join((*PACKAGES, *recipes_by_name))}")
+        raise CkptcheckError(
+            f"there is no engine {engine}", f"choose one of {', '.join((*PACKAGES, *recipes_by_name))}"
+        )
     engine_recipes = [recipe for recipe in recipes_by_name.values() if recipe.name == engine or recipe.engine == engine]
     if python is not None:
         user_python = _probe_engine(engine_name, python, option)

@@ -181,7 +181,7 @@ def find_recipe(name: str) -> Recipe:
             (
                 f"ckptcheck engine install {near[0]} builds one for CPUs; --set engine-python takes a Python of yours"
                 if near
-                else f"there are {', '.join(recipes_by_name)}, or name a folder that holds a recipe.toml"
+                else f"choose one of {', '.join(recipes_by_name)}, or name a folder that holds a recipe.toml"
             ),
         )
     return recipes_by_name[name]

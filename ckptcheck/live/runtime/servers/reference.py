@@ -84,7 +84,7 @@ class ReferenceServer:
         timeout: float = START,
     ) -> None:
         if engine not in VARIABLES:
-            raise CkptcheckError(f"no server of {engine} can be started", f"there are {' and '.join(VARIABLES)}")
+            raise CkptcheckError(f"no server of {engine} can be started", f"choose {' or '.join(VARIABLES)}")
         engine_python = find_interpreter(engine, python)
         self.port = _free()
         self._folder = real_path(checkpoint)

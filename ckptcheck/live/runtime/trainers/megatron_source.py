@@ -145,7 +145,7 @@ def _hf_layouts(
     if table is None:
         raise CkptcheckError(
             f"Megatron's names for a model of the type {config.get('model_type')} are not known here",
-            hint=f"known are {', '.join(sorted(TABLES))}",
+            hint=f"ckptcheck knows {', '.join(sorted(TABLES))}",
         )
     layouts: dict[str, TensorLayout] = {}
     for name, layout in stored.items():

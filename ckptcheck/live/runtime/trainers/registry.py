@@ -27,7 +27,7 @@ TRAINERS = ("transformers", "megatron")
 def check_trainer(name: str, layout: ParallelLayout) -> None:
     """Raise CkptcheckError for an unknown trainer, and for transformers with several ranks. It starts nothing."""
     if name not in TRAINERS:
-        raise CkptcheckError(f"there is no trainer {name}", f"there are {' and '.join(reversed(TRAINERS))}")
+        raise CkptcheckError(f"there is no trainer {name}", f"choose {' or '.join(reversed(TRAINERS))}")
     if name == "transformers" and layout.world_size > 1:
         raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
 

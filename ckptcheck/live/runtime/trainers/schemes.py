@@ -66,9 +66,9 @@ def build_scheme(
     scheme or quantizer, a list that the engine or the quantizer refuses, or rows that no group size divides.
     """
     if name not in SCHEMES:
-        raise CkptcheckError(f"there is no scheme {name}", f"there are {', '.join(SCHEMES)}")
+        raise CkptcheckError(f"there is no scheme {name}", f"choose one of {', '.join(SCHEMES)}")
     if quantizer not in QUANTIZERS:
-        raise CkptcheckError(f"there is no quantizer {quantizer}", f"there are {', '.join(QUANTIZERS)}")
+        raise CkptcheckError(f"there is no quantizer {quantizer}", f"choose one of {', '.join(QUANTIZERS)}")
     format_name, weights, inputs = SCHEMES[name]
     modules = [
         weight.removesuffix(".weight")

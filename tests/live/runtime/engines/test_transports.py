@@ -66,18 +66,18 @@ def test_a_running_engine_has_the_transports_of_its_device() -> None:
     [
         (
             "vllm", "ipc", "cpu", "ipc carries weights between GPUs only, and vllm computes on a CPU",
-            "there is reload, gloo, load_weights",
+            "choose one of reload, gloo, load_weights",
         ),
         (
             "sglang", "nccl", "cpu", "nccl carries weights between GPUs only, and sglang computes on a CPU",
-            "there is tensor, flattened_bucket, gloo, disk",
+            "choose one of tensor, flattened_bucket, gloo, disk",
         ),
         (
             "vllm", "gloo", "cuda", "gloo carries weights to a CPU only, and vllm computes on GPUs",
-            "there is reload, nccl, ipc, load_weights",
+            "choose one of reload, nccl, ipc, load_weights",
         ),
-        ("vllm", "disk", "cpu", "weights do not reach vllm by disk", "there is reload, gloo, nccl, ipc, load_weights"),
-        ("tgi", "disk", "cpu", "there is no engine tgi", "there is vllm, sglang"),
+        ("vllm", "disk", "cpu", "weights do not reach vllm by disk", "choose one of reload, gloo, nccl, ipc, load_weights"),
+        ("tgi", "disk", "cpu", "there is no engine tgi", "choose one of vllm, sglang"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_what_can(
@@ -157,7 +157,7 @@ def test_a_toy_transport_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.
         assert (result.ok, result.loaded_names, result.weight_version) == (True, ("a", "b", "c"), "7")
         with pytest.raises(CkptcheckError, match="vLLM takes no weights by load_weights while requests run") as caught:
             update(transport="load_weights")
-        assert caught.value.hint == "there is reload, toy"
+        assert caught.value.hint == "choose one of reload, toy"
 
 
 def test_the_fake_engine_declares_its_transports_itself() -> None:

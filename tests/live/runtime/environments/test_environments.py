@@ -174,7 +174,7 @@ def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CkptcheckError, match="there is no recipe tgi") as caught:
         recipe.find_recipe("tgi")
     names = ", ".join(known.name for known in recipe.builtin_recipes())
-    assert caught.value.hint == f"there are {names}, or name a folder that holds a recipe.toml"
+    assert caught.value.hint == f"choose one of {names}, or name a folder that holds a recipe.toml"
 
 
 def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: Path) -> None:
