@@ -45,6 +45,7 @@ PATHS: dict[str, FieldSource] = {
     "trainer.dtype": FieldSource(("model_dtype",), read=normalize_dtype),
     "trainer.max_length": FieldSource(("pack_length",)),
     "engine.tp": FieldSource(("vllm_tensor_parallel_size",)),
+    "engine.memory": FieldSource(("vllm_gpu_memory_utilization",)),
     "engine.prefix_caching": FieldSource(("vllm_enable_prefix_caching",)),
     "engine.colocated": FieldSource(("single_gpu_mode",)),
     "rollout.temperature": FieldSource(("temperature",)),
