@@ -37,6 +37,7 @@ from ckptcheck.jobs.framework import (
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
+from ckptcheck.jobs.key_names import is_read
 from ckptcheck.jobs.key_table import KeyTable, load_key_table, set_from_table
 
 TITLE = "open-instruct"
@@ -81,6 +82,8 @@ def _finish(job: Job, document: Document) -> None:
     default = f"{TITLE} {table.describe(release)}"
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, release, default)
+    if not is_read("open-instruct", "use_peft", job.defaults):
+        job.settings["trainer.lora"] = Setting(False, "default", f"default of {default}")
     leave_out_unresolved(job, "save.directory", "update.directory")
     for name in BY_DATE:
         if job[name].status == "unknown":
