@@ -19,6 +19,8 @@ PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.D
 DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)
 DOLLAR = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 ARGUMENTS = ("@", "*")
+LISTED = re.compile(r"^[@*]$|\[[@*]\]$")
+"""Expands to the words of a list: ``$@``, ``${ARGS[@]}``."""
 HOME = "~"
 """Stands for the home folder."""
 MOST = 2_000_000
@@ -95,7 +97,8 @@ class Expansion:
                     words.append(join_parts(parts, place))
                     parts = []
                 # The words of an array keep their own places.
-                if len(pieces) > 1 and not any(part.text for part in parts):
+                is_listed = len(pieces) > 1 or LISTED.search(chunk.text) is not None
+                if is_listed and chunk.kind == "parameter" and piece.line and not any(part.text for part in parts):
                     place = piece
                 parts.append(piece)
                 started = started or bool(piece.text) or bool(piece.reason)

@@ -391,7 +391,12 @@ class _Reader(Expansion):
                 if runs is not False and not (
                     runs is None and self.asks_for_file() and not os.path.isfile(expand_home(word.text))
                 ):
+                    # ``source X a b`` gives X its own arguments.
+                    outer = self.script.arguments
+                    self.script.arguments = list(words[2:]) or outer
                     is_there = self.follow(word, self.script)
+                    if words[2:]:
+                        self.script.arguments = outer
                     if (
                         not is_there
                         and self.script.stops_on_error
