@@ -55,6 +55,8 @@ class Refusal:
     """The key that the configuration does not have, where that is why."""
     unlocked_by: str = ""
     """The choice of a config group with which the configuration has the key; "" where none is known."""
+    note: str = ""
+    """The note of the document that says the same; "" where there is none."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Document:
     """Whether the launch line asks for several runs (``--multirun``)."""
     refusals: list[Refusal] = field(default_factory=list)
     """What Hydra refuses."""
+    absent: list[Refusal] = field(default_factory=list)
+    """Files that a script sources and that are not there, so that it stops (``set -e``)."""
     plain_overrides: dict[str, Leaf] = field(default_factory=dict)
     """Key → override that sets it without ``+``, as far as no composed configuration says whether the key exists."""
     gaps: dict[str, str] = field(default_factory=dict)
@@ -211,6 +215,7 @@ class Document:
         self.is_incomplete |= other.is_incomplete
         self.is_composed |= other.is_composed
         self.refusals += other.refusals
+        self.absent += other.absent
         self.plain_overrides |= other.plain_overrides
         self.ambiguous += other.ambiguous
         self.gaps |= other.gaps

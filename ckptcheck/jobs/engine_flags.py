@@ -63,6 +63,7 @@ VLLM: Mapping[str, FieldSource] = {
     "engine.quantization": FieldSource(("quantization",)),
     "engine.kv_cache_dtype": FieldSource(("kv_cache_dtype",)),
     "engine.max_model_len": FieldSource(("max_model_len",)),
+    "engine.memory": FieldSource(("gpu_memory_utilization",)),
     "engine.logprobs": FieldSource(("logprobs_mode",), read=_raw_or_processed),
     "engine.prefix_caching": FieldSource(("enable_prefix_caching",)),
     "engine.async_scheduling": FieldSource(("async_scheduling",)),
@@ -90,6 +91,7 @@ SGLANG: Mapping[str, FieldSource] = {
     "engine.quantization": FieldSource(("quantization",)),
     "engine.kv_cache_dtype": FieldSource(("kv_cache_dtype",)),
     "engine.max_model_len": FieldSource(("context_length",)),
+    "engine.memory": FieldSource(("mem_fraction_static",)),
     "engine.prefix_caching": FieldSource(("disable_radix_cache",), read=negate),
     "engine.async_scheduling": FieldSource(("disable_overlap_schedule",), read=negate),
     "engine.chunked_prefill": FieldSource(("chunked_prefill_size",), read=is_positive),
@@ -149,7 +151,9 @@ def apply_engine_arguments(
         if argument in beside:
             continue
         if argument not in switches | valued | DEPRECATED_ARGUMENTS[engine]:
-            job.unknown_keys.append(UnknownKey(resolved.leaf, near=find_closest_name(argument, switches | valued)))
+            near = find_closest_name(argument, switches | valued)
+            stops = TITLES[engine] if resolved.leaf.key.startswith("--") and not job.updates_weights else ""
+            job.unknown_keys.append(UnknownKey(resolved.leaf, near=near, refused_by=stops))
             continue
         # YAML writes an option without a value as an empty text.
         if argument in switches and resolved.value == "":

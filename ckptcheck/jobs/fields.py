@@ -68,6 +68,8 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "engine.kv_cache_dtype": ("text", "auto, fp8, …"),
     "engine.max_model_len": ("number", "tokens of prompt and response together"),
     "engine.logprobs": ("text", "raw or processed: before or after temperature, top-p and top-k"),
+    "engine.memory": ("number", "share of a GPU's memory that it takes for weights and cache"),
+    "engine.world": ("number", "GPUs of all engines"),
     "engine.prefix_caching": ("flag", "keys and values of a prefix are reused by later requests"),
     "engine.async_scheduling": ("flag", "the next step is scheduled while this one runs"),
     "engine.cascade_attention": ("flag", "attention over a shared prefix is computed once for a batch"),

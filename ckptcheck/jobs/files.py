@@ -68,10 +68,12 @@ class JobFiles:
         if path.is_relative_to(home) and not self.folder.absolute().is_relative_to(home):
             return f"~/{path.relative_to(home).as_posix()}"
         try:
-            return Path(os.path.relpath(path, self.folder)).as_posix()
+            relative = Path(os.path.relpath(path, self.folder)).as_posix()
         except ValueError:
             # The file is on another drive.
             return path.as_posix()
+        whole = Path(os.path.abspath(path)).as_posix()
+        return whole if relative.startswith("../") and len(whole) < len(relative) else relative
 
     def text(self, path: Path, shown: str) -> str:
         """Read a file and add it to `read`. shown: its name in error messages. Raises CkptcheckError."""
@@ -127,6 +129,8 @@ class JobFiles:
         groups = ConfigFolders(
             [root, *folders, *searched],
             lambda file: known[file] if file in known else self.config(file, self.name(file), standards),
+            is_whole=len(searched) == len(_as_list(listed))
+            and not any("searchpath" in override.key for override, _ in overrides),
         )
         chosen = [
             (override, leaf)
@@ -198,7 +202,7 @@ class JobFiles:
             text = self.text(file, name)
             versions.update(find_pinned_versions(text, self.name(file)))
 
-            def follow(word: Word, script: Script) -> None:
+            def follow(word: Word, script: Script) -> bool:
                 sourced = self.beside_script(word.text, file.parent)
                 place = f"which {self.name(file)}:{word.line} sources"
                 if word.reason or not word.text:
@@ -210,8 +214,11 @@ class JobFiles:
                 elif not os.path.isfile(sourced):
                     notes.append(f"{self.name(sourced)}, {place}, does not exist")
                     script.missing.append(notes[-1])
+                    # A folder that is not here either is one of another machine.
+                    return not sourced.parent.is_dir()
                 elif depth < DEEPEST:
                     read_script(sourced, self.name(sourced), script, depth + 1)
+                return True
 
             shell_script.read(
                 text,

@@ -159,7 +159,10 @@ def make_setting(
     value = coerce(value, kind)
     if value is None:
         expected = {"number": "a number", "flag": "true or false", "text": "a name"}[kind]
-        unknown_key = UnknownKey(found.leaf, f"{shown(found.value)} is not {expected} that ckptcheck knows")
+        why = f"{shown(found.value)} is not {expected} that ckptcheck knows"
+        is_wrong = kind == "number" and read is None and found.value != "auto"
+        leaf = replace(found.leaf, value=found.value) if is_wrong else found.leaf
+        unknown_key = UnknownKey(leaf, why, values=("a number",) if is_wrong else ())
         # Several fields may be read from one key.
         if unknown_key not in job.unknown_keys:
             job.unknown_keys.append(unknown_key)

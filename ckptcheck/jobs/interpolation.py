@@ -17,6 +17,8 @@ DEEPEST = 60
 """How many references may follow one another, in each other or one to the next."""
 REFERENCE = re.compile(r"\$\{\s*(\.*[^\s.\[\]{}$:'\"()\\][^\s\[\]{}$:'\"()\\]*)\s*\}")
 """An interpolation that refers to a key by its path alone: ``${a.b}``, ``${..a}``."""
+SELECTED = re.compile(r"\$\{(?:oc\.select:)?\s*(\.*[^\s.,\[\]{}$:'\"()\\][^\s,\[\]{}$:'\"()\\]*)\s*[,}]")
+"""What a value takes first: ``${a.b}``, ``${oc.select:a.b,1}``."""
 KEY = re.compile(r"[^\\{}()\[\]:. \t'\"$]+")
 
 
@@ -85,11 +87,18 @@ class _Resolver:
             return ResolvedValue(None, leaf, leaf.reason)
         self.waiting.append(path)
         try:
-            return ResolvedValue(self.plain(leaf.value, path), leaf)
+            return ResolvedValue(self.plain(leaf.value, path), self.origin(leaf, path))
         except Unresolved as unresolved:
             return ResolvedValue(None, leaf, str(unresolved))
         finally:
             self.waiting.pop()
+
+    def origin(self, leaf: Leaf, path: str) -> Leaf:
+        """Return the leaf that a default takes its value from, where the job writes that one; else the leaf itself."""
+        match = SELECTED.match(leaf.value) if leaf.is_default and isinstance(leaf.value, str) else None
+        target = _make_absolute(match[1], path) if match else None
+        found = self.document.resolved.get(target) if target else None
+        return found.leaf if isinstance(found, ResolvedValue) and not found.leaf.is_default else leaf
 
     def below_reference(self, path: str) -> ResolvedValue | None:
         """Return the value of a key below another: after ``ref: ${actor}``, ref.lr is actor.lr; a.0 is the first of a list."""

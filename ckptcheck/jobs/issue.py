@@ -35,6 +35,8 @@ class Issue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     part: dict[str, int] = {}
     """The keys of the other product."""
+    among: dict[str, int] = {}
+    """Keys by whose product that of `whole` is divided first, rounded down: ranks that share it."""
     fits: Literal["a divisor", "at most", "equal"] = "a divisor"
     """How the framework asserts that `part` fits `whole`."""
     severity: Literal["error", "warning", "info"] = "error"
@@ -59,9 +61,11 @@ class Issue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IssueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The known issues of one framework or engine."""
+    """The known issues of one framework or engine, and the values that its keys take."""
 
     issue: tuple[Issue, ...]
+    values: dict[str, tuple[str, ...]] = {}
+    """Key → all values that any release takes. With ``*`` among them a plugin may add others, or a class of the user's."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ class UnknownKey:
     dropped_by: str = ""
     """The program that silently drops the key; "" if none does, or if that is not known."""
     refused_by: str = ""
-    """The program that stops at the key; "" if none does, or if that is not known."""
+    """The program that stops at the key or its value; "" if none does, or if that is not known."""
+    values: tuple[str, ...] = ()
+    """The values that the key takes, where it has another; () where the key itself is unknown."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class Job(EvidenceDefaults):
     """Whether a configuration could not be read. It may set anything, so that a framework's default does not hold."""
     refusals: list[Refusal] = field(default_factory=list)
     """The overrides and parts of the configuration that Hydra refuses."""
+    absent: Sequence[Refusal] = ()
+    """The files that a script sources and at which it stops, as they are not there."""
     gaps: Mapping[str, str] = field(default_factory=dict)
     """Part of the configuration that ckptcheck could not read → why, and what to give."""
     lost: LostArguments | None = None

@@ -10,9 +10,9 @@ import fnmatch
 import operator
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 
@@ -21,11 +21,15 @@ from ckptcheck.jobs.dated_defaults import BY_KEYS, FrameworkVersion, holds_in
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import NEWEST, TITLES
 from ckptcheck.jobs.fields import FIELDS
-from ckptcheck.jobs.framework import coerce
+from ckptcheck.jobs.framework import coerce, find_closest_name
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.issue import Issue, IssueTable, MetIssue, Wanted
-from ckptcheck.jobs.job import Job, Setting, shown
+from ckptcheck.jobs.job import Job, Setting, UnknownKey, shown
 
+OTHERS = "*"
+"""Stands among the values of a key that takes others too."""
+CLOSE, DIGITS = 0.8, re.compile(r"\d")
+"""Least likeness of a misspelt value (difflib)."""
 UNWRITTEN = "unwritten"
 """The value that stands for a key which the job does not write."""
 COMPARISON = re.compile(r"(<=|>=|<|>|!=)\s*(\S.*)")
@@ -33,10 +37,44 @@ COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 
 
 @cache
+def load_issue_table(name: str) -> IssueTable:
+    """Return the issues of a framework or an engine, and the values of its keys. name: as in ``--framework``."""
+    file = find_framework_data(name, "known_issues.toml")
+    return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), IssueTable) if file else IssueTable(())
+
+
 def load_issues(name: str) -> tuple[Issue, ...]:
     """Return the issues of a framework or an engine. name: as in ``--framework``."""
-    file = find_framework_data(name, "known_issues.toml")
-    return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), IssueTable).issue if file else ()
+    return load_issue_table(name).issue
+
+
+def list_wrong_values(job: Job, document: Document, framework: str) -> list[UnknownKey]:
+    """Return the keys of a job that have a value which no release of its framework or engine takes.
+
+    framework: as in `find_met_issues`.
+    """
+    sides: list[tuple[str, Mapping[str, tuple[str, ...]], Callable[[str], ResolvedValue | None]]] = []
+    if framework != job.engine:
+        sides.append((job.framework, load_issue_table(framework).values, partial(resolve, document)))
+    if (title := TITLES.get(job.engine)) is not None:
+        sides.append((title, load_issue_table(job.engine).values, job.engine_arguments.get))
+    wrong = []
+    for program, values, find_key in sides:
+        for key, known in values.items():
+            found = find_key(key)
+            if found is None or found.reason or found.leaf.is_default or not isinstance(found.value, str):
+                continue
+            written, named = found.value, tuple(value for value in known if value != OTHERS)
+            if not written or written.lower() in {"none", "null", *(value.lower() for value in named)}:
+                continue
+            swapped = [value for value in named if sorted(value) == sorted(written)]
+            near = swapped[0] if swapped else find_closest_name(written, frozenset(named), CLOSE)
+            # fp4 is another format than fp8.
+            near = near if DIGITS.findall(near) == DIGITS.findall(written) else ""
+            stops = program if len(named) == len(known) else ""
+            if near or stops:
+                wrong.append(UnknownKey(found.leaf, near=near, refused_by=stops, values=named))
+    return wrong
 
 
 def find_met_issues(job: Job, document: Document, framework: str) -> list[MetIssue]:
@@ -135,7 +173,7 @@ def _compare_sizes(
     described, reasons: get the sizes, and why one is not resolved.
     """
     leaf, products = None, []
-    for sizes in (issue.part, issue.whole):
+    for sizes in (issue.part, issue.whole, issue.among):
         product = 1
         for name, default in sizes.items():
             setting = _find_setting(job, name, find_key)
@@ -152,7 +190,8 @@ def _compare_sizes(
             elif size != 1:
                 described.append(f"{name} {size} (default)")
         products.append(product)
-    part, whole = products
+    part, whole, ranks = products
+    whole //= ranks
     fit = {"a divisor": whole % part == 0, "at most": part <= whole, "equal": part == whole}[issue.fits]
     return None if fit else leaf
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.jobs import launch
+from ckptcheck.jobs import launch, yaml_file
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import SHORT
 from ckptcheck.jobs.files import YAML, JobFiles
@@ -48,6 +48,7 @@ def read_launch_command(
             named = next((word for word in before_flags if word.text.endswith(YAML)), None)
             named = launch.option(kept[start:], *framework.config_options) or named
             _read_named_config(named, None, document, files, path, given)
+        _read_launcher(kept[: start - 1], document, files, path)
         positional = launch.flags(kept[start:], document, script_name, short=short)
         if positional and framework.name == "vllm":
             model = positional[0]
@@ -113,6 +114,38 @@ def _take_unknown_lists(words: Sequence[Word], document: Document, *, has_flags:
     return kept
 
 
+PROCESSES = (
+    (("--num_processes",), ()),
+    (("--nproc_per_node", "--nproc-per-node"), ("--nnodes",)),
+    (("--num_gpus",), ("--num_nodes",)),
+)
+"""Options of accelerate, torchrun and deepspeed for the number of processes, of a node or of all, and of nodes."""
+
+
+def _read_launcher(words: Sequence[Word], document: Document, files: JobFiles, path: Path) -> None:
+    """Put the number of processes that accelerate, torchrun or deepspeed starts into the document, as num_processes.
+
+    words: those before the program. path: the script's.
+    """
+    named = launch.option(words, "--config_file")
+    if named is not None and (file := files.beside(named.text, path.parent)) is not None and file.suffix in YAML:
+        written = yaml_file.read(files.text(file, files.name(file)), files.name(file)).leaves.get("num_processes")
+        if written is not None:
+            document.put("num_processes", written)
+    for options, factors in PROCESSES:
+        found = [word for names in (options, factors) if (word := launch.option(words, *names)) is not None]
+        if launch.option(words, *options) is None or not all(word.text.isdigit() or word.reason for word in found):
+            continue
+        product, reason = 1, next((word.reason for word in found if word.reason), "")
+        for word in found:
+            product *= int(word.text) if word.text.isdigit() and len(word.text) < LONGEST_NUMBER else 1
+        first = found[0]
+        place = first.file or files.name(path)
+        document.put("num_processes", Leaf(product, options[0], place, first.line or None, reason))
+
+
+LONGEST_NUMBER = 10
+"""Digits of a number of processes."""
 NAMING_OPTIONS = (
     *CONFIG_FILE,
     *CONFIG_NAME,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import launch, yaml_file
-from ckptcheck.jobs.document import Document, Leaf, LostArguments, read_text_file
+from ckptcheck.jobs.document import Document, Leaf, LostArguments, Refusal, read_text_file
 from ckptcheck.jobs.files import YAML, JobFiles
 from ckptcheck.jobs.framework import Framework
 from ckptcheck.jobs.launch_command import CONFIG_FILE, read_engine_command, read_launch_command
@@ -85,6 +85,10 @@ def read_launch_script(
     document.environment = exports | document.environment
     document.lost = _find_lost_arguments(words, commands, files.name(path))
     document.notes += notes
+    document.absent += [
+        Refusal(Leaf(None, word.text, word.file or files.name(path), word.line), note.rpartition(", ")[0], note=note)
+        for word, note in script.absent
+    ]
     document.defaulted |= script.defaulted
     document.versions = versions | document.versions
     return document, framework
@@ -241,7 +245,7 @@ def _read_inner_commands(text: str, place: Word, script: Script, folder: Path, *
     """Yield the commands of a text that another shell reads. place: the word that has the text, with its reason."""
     inner = Script(variables=dict(script.variables), given=script.given)
     try:
-        shell_script.read(text, place.file, folder, follow=lambda word, into: None, into=inner, line=max(1, place.line))
+        shell_script.read(text, place.file, folder, follow=lambda word, into: True, into=inner, line=max(1, place.line))
     except CkptcheckError:
         return
     for command in inner.commands:

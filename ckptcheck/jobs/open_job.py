@@ -16,11 +16,11 @@ from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_defaults
 from ckptcheck.jobs.files import PINNED, SHELL, TOML, YAML, JobFiles, find_environment
-from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
+from ckptcheck.jobs.framework import Framework, environment_flag, fill_job, find_closest_name
 from ckptcheck.jobs.framework_version import find_framework_version, find_pin_around
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
 from ckptcheck.jobs.key_names import list_refused, list_slips, list_unread_keys, load_key_names
-from ckptcheck.jobs.known_issues import find_met_issues
+from ckptcheck.jobs.known_issues import find_met_issues, list_wrong_values
 from ckptcheck.jobs.launch_script import read_launch_script
 from ckptcheck.jobs.live_arguments import SUGGESTIONS, suggest_commands
 from ckptcheck.jobs.named_checkpoints import apply_model_defaults, scan_named_checkpoints
@@ -132,6 +132,7 @@ def _read_job(
     job.reader, job.launch, job.is_in_code = reader.name, document.launch, document.is_in_code
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = document.refusals if reader.is_hydra else []
+    job.absent = document.absent
     job.takes_flags = "" if overrides or len(paths) > 1 else document.takes_flags
     job.ambiguous = [merge for merge in document.ambiguous if document.takes_from(merge.leaf)]
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
@@ -145,7 +146,9 @@ def _read_job(
     if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
-    job.issues = find_met_issues(job, document, reader.fork(document, paths[0].parent) or reader.name)
+    table = reader.fork(document, paths[0].parent) or reader.name
+    job.unknown_keys += list_wrong_values(job, document, table)
+    job.issues = find_met_issues(job, document, table)
     job.defaulted = tuple(sorted(clip(name, 60) for name in document.defaulted))
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
     return job, document, reader
@@ -316,4 +319,6 @@ def _set_versions(job: Job, document: Document, engine_version: str, te_version:
     job.te_version = te_version or (str(te.value) if te else "")
     if job.engine and job.engine not in ("vllm", "sglang") and job["engine.name"].leaf is not None:
         leaf = job["engine.name"].leaf
-        job.unknown_keys.append(UnknownKey(leaf, f"{clip(job.engine, 40)} is no engine that ckptcheck knows"))
+        near = find_closest_name(job.engine, frozenset(PINNED))
+        why = f"{clip(job.engine, 40)} is no engine that ckptcheck knows"
+        job.unknown_keys.append(UnknownKey(leaf, why, near, values=("vllm", "sglang") if near else ()))

@@ -12,6 +12,7 @@ from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
 from ckptcheck.reporters import tables
 from ckptcheck.reporters.line_printer import LinePrinter, Piece, join_pieces
+from ckptcheck.reporters.locations import path_of
 from ckptcheck.reporters.printable import printable
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -206,7 +207,9 @@ def _findings(lines: LinePrinter, report: Report) -> None:
     for finding in report.findings:
         shown[finding.code] = shown.get(finding.code, 0) + 1
         if shown[finding.code] <= MOST_PER_RULE:
-            _finding(lines, finding)
+            # A file that people write is named as they name it from the working folder.
+            is_written = finding.line is not None and finding.file is not None
+            _finding(lines, replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
     for code, number in shown.items():
         if number > MOST_PER_RULE:
             more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"

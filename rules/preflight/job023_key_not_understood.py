@@ -1,9 +1,13 @@
 """The configuration has keys that ckptcheck does not know.
 
 ## What it checks
-Keys are keys that the framework or the engine has, and hold values of the right kind. A key that is almost one of them, but for a
+Keys are keys that the framework or the engine has, and hold values that it takes. A key that is almost one of them, but for a
 letter or two, is a warning. It says what the program does with such a key where that is known: slime, miles and TRL's own scripts
 drop it, SkyRL, AReaL and open-instruct stop at it.
+
+Of about 150 keys that take a name all values are known, from all releases (`[values]` in the `known_issues.toml` of each framework
+and engine). Another value is an error where the program stops at it, and a warning where a plugin may add values and it is almost
+one of them. A word in place of a number is a warning.
 
 Where neither the framework's own configuration is beside the job nor a table of all its keys is in ckptcheck, other keys are not
 checked; the first lines of the report say so (`keys`).
@@ -29,12 +33,14 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.jobs.job import Job
+from ckptcheck.jobs.job import Job, shown
 from ckptcheck.jobs.key_names import is_slip
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_truncated
 
 MOST = 6
 """Largest number of keys in the message; a job of another framework has hundreds of unknown keys."""
+MOST_VALUES = 15
+"""Largest number of values in a message."""
 
 
 @rule("JOB023", "key-not-understood", severity="info", on="job")
@@ -42,6 +48,16 @@ def check(job: Job) -> Iterator[Problem]:
     unknown_keys = []
     for unknown_key in job.unknown_keys:
         leaf, program = unknown_key.leaf, unknown_key.dropped_by or unknown_key.refused_by
+        if unknown_key.values:
+            taken, instead = f"{program} takes" if program else "takes", join_truncated(unknown_key.values, MOST_VALUES)
+            yield job.problem_at(
+                leaf,
+                f"{clip(leaf.key)} is {shown(leaf.value)}"
+                + (f": did you mean {unknown_key.near}?" if unknown_key.near else f", and {taken} {instead}"),
+                f"write {unknown_key.near or instead}",
+                "error" if program else "warning",
+            )
+            continue
         name, near = (re.split(r"[.]|--", each)[-1].replace("-", "_") for each in (leaf.key, unknown_key.near))
         if not unknown_key.near or not (program or is_slip(name, near)):
             unknown_keys.append(unknown_key)

@@ -11,11 +11,14 @@ that need it.
 Run ckptcheck where the files are. Give variables with `--env NAME=VALUE`, since ckptcheck does not read those of its own
 environment, and other values after the file: `ckptcheck preflight job.yaml a.b=1`.
 
+A sourced file that is missing stops a script with `set -e`: an error, where its folder is on this machine.
+
 ## When it can be wrong
-It is not a fault of the job.
+It is not a fault of the job. A file that another program writes before the job starts: `--ignore JOB024`.
 
 ## Seen in
-NeMo-RL's `${mul:…}`, slime's sourced model scripts
+NeMo-RL's `${mul:…}`, slime's sourced model scripts: scripts/low_precision/run-qwen3-4b-fp8.sh at 624b824 sources
+`../scripts/models/qwen3-4B.sh`, which is one folder higher
 """
 
 import re
@@ -38,7 +41,17 @@ def check(job: Job) -> Iterator[Problem]:
         for setting in job.settings.values()
         if setting.status == "unresolved" and setting.leaf and not DATE.match(setting.source)
     }
-    parts = [f"{clip(key)}: {setting.source}" for key, (setting, _) in unresolved.items()] + job.notes
+    for refusal in job.absent:
+        yield Problem(
+            f"{refusal.why}, does not exist: the script stops there (set -e)",
+            file=refusal.leaf.file,
+            line=refusal.leaf.line,
+            severity="error",
+            hint="correct the path, or put the file there",
+        )
+    told = {refusal.note for refusal in (*job.absent, *job.refusals)}
+    parts = [f"{clip(key)}: {setting.source}" for key, (setting, _) in unresolved.items()]
+    parts += [note for note in job.notes if note not in told]
     if parts:
         first = next((leaf for _, leaf in unresolved.values()), None)
         rest = len(parts) - MOST

@@ -7,7 +7,9 @@ For a trainer and a critic that run in Megatron, against the config.json of the 
 - in ROLL and verl, pipeline parallelism (PP), times virtual pipeline parallelism, divides the layers, unless the job says how
   many layers a stage has;
 - expert parallelism (EP) divides the experts;
-- TP × PP × context parallelism divides the number of GPUs.
+- TP × PP × context parallelism, and EP × PP, divide the number of GPUs.
+
+For an engine of vLLM, against the checkpoint that it starts from: its TP divides the attention heads.
 
 ## Why it matters
 Megatron stops when it builds the model, after hours in a queue. In a job with a critic the actor's layout is often changed and
@@ -20,13 +22,16 @@ Set the parallel sizes to divisors, or take GPUs in a multiple of their product.
 A fork of Megatron may pad heads or spread layers unevenly by itself. `--ignore JOB033` silences it.
 
 ## Seen in
-The checks of megatron-core 0.16.1 (`TransformerConfig.__post_init__`, `get_num_layers_to_build`, `initialize_model_parallel`)
+The checks of megatron-core 0.16.1 (`TransformerConfig.__post_init__`, `get_num_layers_to_build`, `initialize_model_parallel`) and
+of vLLM 0.32.0 (`ModelConfig.verify_with_parallel_config`)
 """
 
 from collections.abc import Iterator
+from math import prod
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.jobs.job import Job, NamedCheckpoint
+from ckptcheck.text.formatting import join_words
 
 SIDES = {"trainer": ("checkpoint.trainer", "checkpoint.model"), "critic": ("checkpoint.critic",)}
 """Who trains → the checkpoints that it may start from, the first with a config.json counts."""
@@ -39,10 +44,15 @@ READS_STAGES = ("ROLL", "verl")
     "indivisible-layout",
     severity="error",
     on="job",
-    when=lambda job: any(job.text(f"{side}.backend") == "megatron" for side in SIDES),
+    when=lambda job: (
+        any(job.text(f"{side}.backend") == "megatron" for side in SIDES)
+        or (job.engine == "vllm" and job["engine.tp"].status != "unknown")
+    ),
 )
 def check(job: Job) -> Iterator[Problem]:
     reasons: list[str] = []
+    unread: dict[str, list[str]] = {}
+    yield from _check_engine(job, unread)
     for side, names in SIDES.items():
         if job.text(f"{side}.backend") != "megatron":
             continue
@@ -57,14 +67,29 @@ def check(job: Job) -> Iterator[Problem]:
         if all(_size(job, f"{side}.{part}") == 1 for part in ("tp", "pp", "vpp", "ep")):
             continue
         if checkpoint is None or checkpoint.dimensions is None:
-            reasons.append(
-                f"the {side}'s layout is not compared with its model: "
-                + ((checkpoint.reason if checkpoint else "") or "no checkpoint is named")
-            )
+            why = (checkpoint.reason if checkpoint else "") or "no checkpoint is named"
+            unread.setdefault(why, []).append(f"the {side}'s")
             continue
         yield from _check_model(job, side, checkpoint)
+    reasons += (f"{join_words(sides)} layout is not compared with its model: {why}" for why, sides in unread.items())
     if reasons:
         raise Skip("; ".join(dict.fromkeys(reasons)))
+
+
+def _check_engine(job: Job, unread: dict[str, list[str]]) -> Iterator[Problem]:
+    """Yield a problem where vLLM's ranks do not divide the model's heads. unread: gets why that is not known."""
+    tp, checkpoint = _size(job, "engine.tp"), job.checkpoints.get("checkpoint.model")
+    if job.engine != "vllm" or tp == 1 or checkpoint is None:
+        return
+    heads = checkpoint.dimensions.heads if checkpoint.dimensions else None
+    if heads is None:
+        unread.setdefault(checkpoint.reason or "no heads are known", []).append("the engine's")
+    elif heads % tp:
+        yield job.problem(
+            f"the engine has TP {tp}, which does not divide the {heads} attention heads of {checkpoint.named}: vLLM stops",
+            at="engine.tp",
+            hint="choose a size that divides them",
+        )
 
 
 def _size(job: Job, name: str) -> int:
@@ -75,16 +100,18 @@ def _size(job: Job, name: str) -> int:
 def _check_gpus(job: Job, side: str) -> Iterator[Problem]:
     """Yield a problem where a copy of the model does not fit the GPUs evenly."""
     world = job.number(f"{side}.world")
-    sizes = {part: _size(job, f"{side}.{part}") for part in ("tp", "pp", "cp")}
-    copy = sizes["tp"] * sizes["pp"] * sizes["cp"]
-    if world and copy > 1 and world % copy:
-        product = " × ".join(f"{part.upper()}{size}" for part, size in sizes.items() if size > 1)
-        yield job.problem(
-            f"a copy of the {side}'s model takes {copy} GPUs ({product}), which does not divide its"
-            f" {job.describe(f'{side}.world')} GPUs",
-            at=next(f"{side}.{part}" for part, size in sizes.items() if size > 1),
-            hint="choose parallel sizes whose product divides the number of GPUs",
-        )
+    for what, parts in (("model", ("tp", "pp", "cp")), ("experts", ("ep", "pp"))):
+        sizes = {part: size for part in parts if (size := _size(job, f"{side}.{part}")) > 1}
+        copy = prod(sizes.values())
+        if world and world % copy and (what == "model" or "ep" in sizes):
+            product = " × ".join(f"{part.upper()}{size}" for part, size in sizes.items())
+            yield job.problem(
+                f"a copy of the {side}'s {what} takes {copy} GPUs ({product}), which does not divide its"
+                f" {job.describe(f'{side}.world')} GPUs",
+                at=f"{side}.{next(iter(sizes))}",
+                hint="choose parallel sizes whose product divides the number of GPUs",
+            )
+            return
 
 
 def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ configurations that they name:
 - `_self_` stands in a list once, and `override` entries stand last.
 - An `override` names a group that some list has, and a group has one choice.
 - A list of one file does not meet a section of another under the same key.
+- The configurations that they name are there, where their folder is here and no other is searched.
 
 ## Why it matters
 The program stops before the job begins: "Could not override …", "Multiple values for …", "Cannot merge DictConfig with ListConfig".

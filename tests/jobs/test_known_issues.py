@@ -34,9 +34,12 @@ UNLISTED = (
     | {
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
         "accelerate_config",
+        "train.gpus",
+        "rollout.gpus",
     }
 )
-"""Keys that the tables of keys leave out: those of transformers and accelerate, and one that verl's configuration has as null."""
+"""Keys that the tables of keys leave out: those of transformers and accelerate, one that verl's configuration has as null, and
+those of ms-swift's groups of Ray."""
 OTHERS: tuple[Wanted, ...] = (False, True, 1, 2, 64, "other", 0.5, 0)
 
 
@@ -110,11 +113,13 @@ def test_an_issue_is_found_in_its_job_and_not_in_the_sound_twins(name: str, issu
         twin = {**keys, key.partition("|")[0]: other}
         assert not is_met(read(name, twin, with_it, tmp_path), issue), f"{key} is {other}"
     if issue.whole:
-        defaults = {key.partition("|")[0]: default for key, default in {**issue.whole, **issue.part}.items()}
+        defaults = {
+            key.partition("|")[0]: default for key, default in {**issue.whole, **issue.part, **issue.among}.items()
+        }
         sizes = {key: int(issue.example.get(key, default)) or 1 for key, default in defaults.items()}
         first, *others = (key.partition("|")[0] for key in issue.part)
         fitting = math.prod(sizes[key] for key in issue.whole if key in sizes) // math.prod(
-            sizes[key] for key in others
+            sizes[key] for key in (*others, *issue.among)
         )
         assert not is_met(read(name, {**keys, first: fitting}, with_it, tmp_path), issue), f"{first} is {fitting}"
     for key in issue.example if any(key in FIELDS for key in issue.when) and not issue.whole else ():
@@ -132,7 +137,7 @@ def test_an_issue_is_written_as_the_others(name: str, issue: Issue) -> None:
     assert name in ENGINES or not (isinstance(issue.since, str) or isinstance(issue.until, str))
     written = [
         each
-        for key in (*issue.when, *issue.whole, *issue.part, *issue.example)
+        for key in (*issue.when, *issue.whole, *issue.part, *issue.among, *issue.example)
         if key not in FIELDS
         for each in key.split("|")
     ]

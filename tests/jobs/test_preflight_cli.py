@@ -276,7 +276,7 @@ def test_a_value_that_is_none_is_said_once(tmp_path: Path) -> None:
     text = "policy:\n  dtensor_cfg: {enabled: true}\n  generation: {backend: vllm, temperature: hot}\n"
     (tmp_path / "nemo.yaml").write_text(text, encoding="utf-8")
     found = call("nemo.yaml", "--framework", "nemo-rl", "--select", "JOB023", folder=tmp_path)
-    assert found.stdout.count("hot is not a number") == 1
+    assert found.stdout.count("is hot, and takes a number") == 1
 
 
 def test_a_path_that_begins_with_a_dot_is_not_on_the_hub(folder: Path) -> None:

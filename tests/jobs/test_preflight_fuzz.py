@@ -40,7 +40,7 @@ def test_readers_take_any_text(text: str) -> None:
     for reader in (
         lambda: yaml_file.read(text, "x"),
         lambda: toml_file.read(text, "x"),
-        lambda: shell_script.read(text, "x", Path("/x"), follow=lambda word, script: None),
+        lambda: shell_script.read(text, "x", Path("/x"), follow=lambda word, script: True),
         lambda: yaml_file.parse_scalar(text),
     ):
         try:

@@ -11,7 +11,7 @@ from ckptcheck.jobs.shell.script import Script, Word, read
 
 
 def script(text: str, folder: Path = Path("/jobs"), found: list[Word] | None = None) -> Script:
-    return read(text, "run.sh", folder, follow=lambda word, _: found.append(word) if found is not None else None)
+    return read(text, "run.sh", folder, follow=lambda word, _: found is None or not found.append(word))
 
 
 def last(text: str) -> list[str]:
@@ -99,9 +99,25 @@ def test_a_word_has_the_line_where_it_was_written() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("passed", ['"$@"', '"${ARGS[@]}"', "$@", "$*"])
+def test_a_single_word_of_a_list_keeps_its_line_too(passed: str) -> None:
+    found = script(f'set -- \\\n --one=1\nARGS=("$@")\nrun {passed}')
+    assert [(word.text, word.line) for word in found.commands[-1]] == [("run", 4), ("--one=1", 2)]
+
+
+def test_a_sourced_script_has_its_own_arguments() -> None:
+    seen: list[list[str]] = []
+    found = read(
+        "set -- a b\nsource x.sh c d\nsource y.sh\nrun \"$@\"", "run.sh", Path("/jobs"),
+        follow=lambda _, inner: seen.append([word.text for word in inner.arguments]) is None,
+    )  # fmt: skip
+    assert seen == [["c", "d"], ["a", "b"]]
+    assert [word.text for word in found.commands[-1]] == ["run", "a", "b"]
+
+
 @pytest.mark.parametrize("given", [{"M": "x"}, {"M": "x", "1": "y"}])
 def test_variables_that_the_user_gives_are_known(given: dict[str, str]) -> None:
-    found = read("run ${M:-d} ${1:-z}", "run.sh", Path("/jobs"), follow=lambda *_: None, into=Script(given=given))
+    found = read("run ${M:-d} ${1:-z}", "run.sh", Path("/jobs"), follow=lambda *_: True, into=Script(given=given))
     assert [word.text for word in found.commands[-1]] == ["run", "x", given.get("1", "z")]
 
 

@@ -21,7 +21,7 @@ import re
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.frameworks.areal.allocation import Part, parse_allocation, parse_part
+from ckptcheck.frameworks.areal.allocation import ENGINES, TRAINERS, Part, parse_allocation, parse_part
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.framework import (
     FieldSource,
@@ -39,6 +39,7 @@ from ckptcheck.jobs.framework import (
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.key_names import is_read
 from ckptcheck.jobs.key_table import load_key_table, set_from_table
 
 AREAL = "AReaL"
@@ -78,6 +79,7 @@ BY_ENGINE: dict[str, dict[str, FieldSource]] = {
         "engine.kv_cache_dtype": FieldSource(("sglang.kv_cache_dtype",)),
         "engine.quantization": FieldSource(("sglang.quantization",)),
         "engine.max_model_len": FieldSource(("sglang.context_length",)),
+        "engine.memory": FieldSource(("sglang.mem_fraction_static",)),
         "engine.prefix_caching": FieldSource(("sglang.disable_radix_cache",), read=negate),
         "engine.async_scheduling": FieldSource(("sglang.disable_overlap_schedule",), read=negate),
         "engine.chunked_prefill": FieldSource(("sglang.chunked_prefill_size",), read=is_positive),
@@ -87,6 +89,7 @@ BY_ENGINE: dict[str, dict[str, FieldSource]] = {
         "engine.dtype": FieldSource(("vllm.dtype",), read=normalize_dtype),
         "engine.quantization": FieldSource(("vllm.quantization",)),
         "engine.max_model_len": FieldSource(("vllm.max_model_len",)),
+        "engine.memory": FieldSource(("vllm.gpu_memory_utilization",)),
         "engine.prefix_caching": FieldSource(("vllm.no_enable_prefix_caching",), read=negate),
         "engine.chunked_prefill": FieldSource(("vllm.no_enable_chunked_prefill",), read=negate),
         "checkpoint.model": FieldSource(("vllm.model", f"{ACTOR}.path")),
@@ -130,7 +133,8 @@ def _finish(job: Job, document: Document) -> None:
         set_fields({"engine.lora": FieldSource(("rollout.use_lora",))})
     if job.text("trainer.backend") == "megatron":
         set_fields(BY_MEGATRON)
-        fusion = FieldSource((f"{ACTOR}.megatron.moe_permute_fusion",))
+        key = f"{ACTOR}.megatron.moe_permute_fusion"
+        fusion = FieldSource((key,) if is_read("areal", key, job.defaults) else ())
         job.settings["trainer.moe_permute_fusion"] = read_setting(job, document, "trainer.moe_permute_fusion", fusion)
         if document.has(f"{ACTOR}.megatron.fp8_config"):
             mode = resolve(document, f"{ACTOR}.megatron.fp8_config.mode")
@@ -172,7 +176,14 @@ def _set_allocation(job: Job, document: Document) -> None:
         sides[side] = (written, part)
         if part is None and not written.reason and side != "critic":
             job.unknown_keys.append(
-                UnknownKey(written.leaf, f"{written.value} is no backend with sizes, as fsdp:d8 is")
+                UnknownKey(
+                    written.leaf,
+                    f"{written.value} is no backend with sizes, as fsdp:d8 is",
+                    refused_by=AREAL,
+                    values=tuple(f"{name}:d8" for name in (ENGINES if side == "engine" else TRAINERS))
+                    if ":" in str(written.value)
+                    else (),
+                )
             )
     for side, (written, part) in sides.items():
         if written is None or (part is None and not written.reason):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.jobs.document import Document
@@ -28,6 +29,7 @@ from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
+    coerce,
     derive_setting,
     expand_mapping,
     expand_negations,
@@ -93,6 +95,7 @@ MEGATRON: Mapping[str, FieldSource] = {
 COLOCATED: Mapping[str, FieldSource] = {
     "engine.tp": FieldSource(("vllm_tensor_parallel_size",)),
     "engine.max_model_len": FieldSource(("vllm_max_model_len",)),
+    "engine.memory": FieldSource(("vllm_gpu_memory_utilization",)),
     "engine.prefix_caching": FieldSource(("vllm_enable_prefix_caching",)),
     "engine.sleep_level": FieldSource(("sleep_level",)),
 }  # fmt: skip
@@ -114,6 +117,7 @@ def _finish(job: Job, document: Document) -> None:
             job, document, "trainer.moe_permute_fusion", FieldSource(("moe_permute_fusion",)), table, number, of
         )
     _set_backend_and_dtype(job, document, is_megatron, of)
+    _set_gpus(job, document)
     kind = find_written(document, "rlhf_type")
     if kind is None or (not kind.reason and kind.value != "grpo"):
         remove_settings(job, "rollout.")
@@ -166,6 +170,20 @@ def _set_backend_and_dtype(job: Job, document: Document, is_megatron: bool, of: 
     if weights is not None:
         dtype = str(normalize_dtype(weights.value))
         job.settings["trainer.dtype"] = derive_setting(weights, "float16" if dtype == "float32" else dtype)
+
+
+def _set_gpus(job: Job, document: Document) -> None:
+    """Set the GPUs of trainer and engine: of Ray's groups, or of torchrun, which ms-swift starts by NPROC_PER_NODE and NNODES."""
+    for side, group in (("trainer", "train"), ("engine", "rollout")):
+        if (gpus := find_written(document, f"{group}.gpus")) is not None and isinstance(gpus.value, int):
+            job.settings[f"{side}.world"] = derive_setting(gpus, gpus.value)
+    sizes = [document.environment.get(name) for name in ("NPROC_PER_NODE", "NNODES")]
+    numbers = [coerce(leaf.value, "number") if leaf and not leaf.reason else None for leaf in sizes]
+    nodes = 1 if sizes[1] is None else numbers[1]
+    if isinstance(numbers[0], int) and isinstance(nodes, int) and sizes[0] is not None:
+        world = replace(sizes[0], value=numbers[0] * nodes)
+        job.settings["trainer.world"] = Setting(world.value, "set", "", world)
+        document.put("num_processes", world)
 
 
 def _set_router_replay(job: Job, document: Document, is_megatron: bool, of: str) -> None:

@@ -81,6 +81,7 @@ BY_VLLM = {
     "engine.quantization": FieldSource((f"{VLLM}.precision",), read=_quantization),
     "engine.kv_cache_dtype": FieldSource((f"{VLLM}.kv_cache_dtype",)),
     "engine.max_model_len": FieldSource((f"{VLLM}.max_model_len",)),
+    "engine.memory": FieldSource((f"{VLLM}.gpu_memory_utilization",)),
     "engine.logprobs": FieldSource((f"{VLLM}.logprobs_mode",), read=lambda value: str(value).partition("_")[0]),
     "engine.prefix_caching": FieldSource((f"{VLLM}.enable_prefix_caching",)),
 }

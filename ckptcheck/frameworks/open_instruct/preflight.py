@@ -37,6 +37,7 @@ from ckptcheck.jobs.framework import (
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
+from ckptcheck.jobs.key_names import is_read
 from ckptcheck.jobs.key_table import KeyTable, load_key_table, set_from_table
 
 TITLE = "open-instruct"
@@ -45,6 +46,7 @@ PATHS: dict[str, FieldSource] = {
     "trainer.dtype": FieldSource(("model_dtype",), read=normalize_dtype),
     "trainer.max_length": FieldSource(("pack_length",)),
     "engine.tp": FieldSource(("vllm_tensor_parallel_size",)),
+    "engine.memory": FieldSource(("vllm_gpu_memory_utilization",)),
     "engine.prefix_caching": FieldSource(("vllm_enable_prefix_caching",)),
     "engine.colocated": FieldSource(("single_gpu_mode",)),
     "rollout.temperature": FieldSource(("temperature",)),
@@ -80,6 +82,8 @@ def _finish(job: Job, document: Document) -> None:
     default = f"{TITLE} {table.describe(release)}"
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, release, default)
+    if not is_read("open-instruct", "use_peft", job.defaults):
+        job.settings["trainer.lora"] = Setting(False, "default", f"default of {default}")
     leave_out_unresolved(job, "save.directory", "update.directory")
     for name in BY_DATE:
         if job[name].status == "unknown":

@@ -57,6 +57,7 @@ PATHS: Mapping[str, FieldSource] = {
     "engine.tp": FieldSource(("vllm.tensor_parallel_size", "vllm_tensor_parallel_size")),
     "engine.prefix_caching": FieldSource(("vllm.enable_prefix_caching", "enable_prefix_caching")),
     "engine.max_model_len": FieldSource(("data.max_len", "max_len")),
+    "engine.memory": FieldSource(("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization")),
     "update.transport": FieldSource(("vllm.sync_backend", "vllm_sync_backend")),
     "rollout.temperature": FieldSource(("rollout.temperature", "temperature")),
     "rollout.top_p": FieldSource(("rollout.top_p", "top_p")),

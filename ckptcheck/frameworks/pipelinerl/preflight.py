@@ -11,7 +11,7 @@ import re
 
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments
-from ckptcheck.jobs.framework import FieldSource, Framework, read_section, set_default, set_derived
+from ckptcheck.jobs.framework import FieldSource, Framework, read_section, set_default, set_derived, split_names
 from ckptcheck.jobs.interpolation import resolve
 from ckptcheck.jobs.job import Job, Setting
 
@@ -55,6 +55,12 @@ SOURCES = {
     "save.directory": FieldSource(("output_dir",)),
 }
 V0 = "vLLM V0"
+SAMPLING = split_names("""
+    temperature top_p top_k min_p max_tokens max_completion_tokens n stop stop_token_ids seed logprobs presence_penalty
+    frequency_penalty repetition_penalty ignore_eos include_stop_str_in_output skip_special_tokens extra_body stream
+    logit_bias min_tokens tool_choice tools response_format
+""")
+"""What a request to vLLM takes (`llm.parameters`)."""
 
 
 def _finish(job: Job, document: Document) -> None:
@@ -108,6 +114,7 @@ FRAMEWORK = Framework(
     sources=SOURCES,
     signs=(("vllm_config", "finetune"), ("vllm_config", "actor"), ("finetune.rl", "llm")),
     launches=re.compile(r"\bpipelinerl\.(launch|entrypoints)\b"),
+    known_keys={f"{name}.parameters": SAMPLING for name in ("llm", "test_llm")},
     finish=_finish,
     ports=(("world.actor_group_port", ""),),
 )

@@ -39,6 +39,7 @@ SOURCES = {
     "engine.tp": FieldSource(("inference.parallel.tp",)),
     "engine.dtype": FieldSource(("inference.model.dtype",), read=normalize_dtype),
     "engine.max_model_len": FieldSource(("inference.model.max_model_len", "max_model_len")),
+    "engine.memory": FieldSource(("inference.gpu_memory_utilization",)),
     "engine.logprobs": FieldSource(),
     "engine.prefix_caching": FieldSource(("inference.enable_prefix_caching",)),
     "engine.fp32_head": FieldSource(("inference.enable_fp32_lm_head",)),

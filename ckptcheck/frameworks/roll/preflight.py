@@ -129,12 +129,13 @@ def _finish(job: Job, document: Document) -> None:
         and isinstance(response.value, int)
     ):
         job.settings["trainer.max_length"] = Setting(prompt + response.value, "set", "", response.leaf)
-    for side, worker in (("trainer", TRAIN), ("critic", CRITIC)):
+    for side, worker in (("trainer", TRAIN), ("critic", CRITIC), ("engine", INFER)):
         devices = resolve(document, f"{worker}.device_mapping")
         if devices is not None and (match := DEVICES.fullmatch(str(devices.value))):
             number = max(0, int(match[2][:9]) - int(match[1][:9]))
             job.settings[f"{side}.world"] = Setting(number, "set", "", devices.leaf)
-        set_uneven_stages(job, document, side, f"{worker}.strategy_args.strategy_config")
+        if side != "engine":
+            set_uneven_stages(job, document, side, f"{worker}.strategy_args.strategy_config")
     if not document.has(CRITIC):
         job.settings["critic.enabled"] = Setting(False, "set")
     remove_unused_critic(job)

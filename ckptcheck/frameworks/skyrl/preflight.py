@@ -64,6 +64,7 @@ PATHS: dict[str, FieldSource] = {
     "engine.name": FieldSource(_in_engine("backend")),
     "engine.tp": FieldSource(_in_engine("tensor_parallel_size", "inference_engine_tensor_parallel_size")),
     "engine.dtype": FieldSource(_in_engine("model_dtype"), read=normalize_dtype),
+    "engine.memory": FieldSource(_in_engine("gpu_memory_utilization")),
     "engine.prefix_caching": FieldSource(_in_engine("enable_prefix_caching")),
     "rollout.temperature": FieldSource((f"{SAMPLING}.temperature",)),
     "rollout.top_p": FieldSource((f"{SAMPLING}.top_p",)),

@@ -170,6 +170,11 @@ def _finish(job: Job, document: Document) -> None:
         set_derived(job, "trainer.filters", False, job["trainer.filters"])
     _set_update_and_lag(job, document)
     count_gpus(job, document, ("actor_num_nodes", "actor_num_gpus_per_node"), SLIME)
+    own = _of(document, "rollout_num_gpus")
+    if own is not None and not any(document.has(key) for key in ("sglang_config", "rollout_external_engine_addrs")):
+        job.settings["engine.world"] = own
+    elif own is None and job.flag("engine.colocated") and not document.has("sglang_config"):
+        set_derived(job, "engine.world", job["trainer.world"].value, job["trainer.world"])
     _set_weights(job, document)
     use_logprobs = resolve(document, "use_rollout_logprobs")
     uses = job.text("algorithm.correction") == "tis" or bool(use_logprobs and use_logprobs.value is True)

@@ -91,6 +91,7 @@ PATHS: Mapping[str, FieldSource] = {
 COLOCATED: Mapping[str, FieldSource] = {
     "engine.tp": FieldSource(("vllm_tensor_parallel_size",)),
     "engine.max_model_len": FieldSource(("vllm_max_model_length", "vllm_max_model_len")),
+    "engine.memory": FieldSource(("vllm_gpu_memory_utilization",)),
     "engine.prefix_caching": FieldSource(("vllm_enable_prefix_caching",)),
 }
 

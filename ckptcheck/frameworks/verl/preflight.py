@@ -72,6 +72,7 @@ SOURCES = {
     "engine.dtype": FieldSource((f"{ROLLOUT}.dtype",), read=normalize_dtype),
     "engine.quantization": FieldSource((f"{ROLLOUT}.quantization",)),
     "engine.max_model_len": FieldSource((f"{ROLLOUT}.max_model_len",)),
+    "engine.memory": FieldSource((f"{ROLLOUT}.gpu_memory_utilization",)),
     "engine.logprobs": FieldSource((f"{ROLLOUT}.logprobs_mode",), read=lambda value: str(value).partition("_")[0]),
     "engine.prefix_caching": FieldSource((f"{ROLLOUT}.enable_prefix_caching",)),
     "engine.chunked_prefill": FieldSource((f"{ROLLOUT}.enable_chunked_prefill",)),

@@ -48,9 +48,11 @@ class Node:
 class ConfigFolders:
     """The folders in which Hydra looks for configurations, the first one first."""
 
-    def __init__(self, folders: Sequence[Path], load: Callable[[Path], Config]) -> None:
+    def __init__(self, folders: Sequence[Path], load: Callable[[Path], Config], *, is_whole: bool = True) -> None:
         self.folders = list(folders)
         self.load_file = load
+        # Whether Hydra looks in no other folder.
+        self.is_whole = is_whole
         self._loaded: dict[str, Config | None] = {}
 
     def find(self, path: str) -> Path | None:
@@ -126,10 +128,10 @@ class Composer:
         else:
             self.choices[override.group_key] = (value, leaf)
 
-    def refuse(self, leaf: Leaf | None, why: str) -> None:
-        """Record that Hydra refuses the text of a leaf."""
+    def refuse(self, leaf: Leaf | None, why: str, note: str = "") -> None:
+        """Record that Hydra refuses the text of a leaf. note: the one of the document that says the same."""
         is_override = any(leaf is place for place in self.places)
-        self.document.refusals.append(Refusal(leaf or Leaf(None, ""), why, is_override))
+        self.document.refusals.append(Refusal(leaf or Leaf(None, ""), why, is_override, note=note))
 
     def compose(self, name: str) -> Document:
         """Return the composed values. name: the primary configuration, which exists."""
@@ -178,6 +180,9 @@ class Composer:
             if not entry.is_optional:
                 file = entry.config_path if entry.is_file else f"{entry.config_path}.yaml"
                 self._leave_out(entry, f"{clip(file)}, on which ", " builds, does not exist")
+                is_beside = entry.is_file or entry.group is None or self.folders.has_group(entry.group_path)
+                if self.folders.is_whole and is_beside and not str(entry.value).startswith("/"):
+                    self.refuse(entry.leaf, f"{clip(file)} does not exist", self.document.notes[-1])
             entry.value = None
             return
         entry.header = config.header

@@ -139,7 +139,7 @@ def split_text(text: Text, reason: str = "") -> list[Command]:
     if len(whole) > LONGEST:
         return []
     try:
-        script = shell_script.read(whole, "", Path("."), follow=lambda word, into: None, into=Script())
+        script = shell_script.read(whole, "", Path("."), follow=lambda word, into: True, into=Script())
     except CkptcheckError:
         return []
     places = _WordPlaces(text)

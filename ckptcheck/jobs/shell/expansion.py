@@ -19,6 +19,8 @@ PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.D
 DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)
 DOLLAR = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 ARGUMENTS = ("@", "*")
+LISTED = re.compile(r"^[@*]$|\[[@*]\]$")
+"""Expands to the words of a list: ``$@``, ``${ARGS[@]}``."""
 HOME = "~"
 """Stands for the home folder."""
 MOST = 2_000_000
@@ -51,13 +53,18 @@ class Script:
     """Variables that nothing sets and that have a default: ``${NAME:-default}``."""
     missing: list[str] = field(default_factory=list)
     """One sentence for each sourced file that could not be read: it may set anything."""
+    absent: list[tuple[Word, str]] = field(default_factory=list)
+    """Each sourced file that is not there, and at which the script stops (``set -e``), with its sentence in `missing`."""
+    stops_on_error: bool = False
+    """Whether the script stops at a command that fails."""
     program: str = ""
     """The path of the script that the user starts: ``$0``, in the files that it sources too."""
     passes_arguments: list[Word] = field(default_factory=list)
     """The places where the script passes its own arguments on: ``"$@"``."""
 
 
-Follow = Callable[[Word, Script], None]
+Follow = Callable[[Word, Script], bool]
+"""Reads the file that a word names into a script; returns whether it is there, or not known to be absent."""
 Run = Callable[[Sequence[Word]], str | None]
 """Takes the words of a command, returns the text that it prints; None if unknown."""
 
@@ -90,7 +97,8 @@ class Expansion:
                     words.append(join_parts(parts, place))
                     parts = []
                 # The words of an array keep their own places.
-                if len(pieces) > 1 and not any(part.text for part in parts):
+                is_listed = len(pieces) > 1 or LISTED.search(chunk.text) is not None
+                if is_listed and chunk.kind == "parameter" and piece.line and not any(part.text for part in parts):
                     place = piece
                 parts.append(piece)
                 started = started or bool(piece.text) or bool(piece.reason)

@@ -115,6 +115,8 @@ class _Reader(Expansion):
         # Whether a ``[[`` is open: its && and || split it into several commands.
         self.in_brackets = False
         self.steps, self.call_depth = MOST_STEPS, 0
+        # The file that the last command sources and that is not there, with what is said of it.
+        self.absent: tuple[Word, str] | None = None
 
     # --- tokens ---
 
@@ -159,9 +161,13 @@ class _Reader(Expansion):
             command = []
             self.after(token.operator)
         self.finish(command, tokens[-1].line if tokens else 1)
+        self.after(";")
 
     def after(self, operator: str) -> None:
         """Decide whether the next command runs, by the operator after the last one."""
+        if self.absent is not None and operator not in ("&&", "||"):
+            self.script.absent.append(self.absent)
+        self.absent = None
         if operator in ("&&", "||"):
             status = self.status if self.is_test else True
             wanted = None if status is None else status is (operator == "&&")
@@ -385,11 +391,25 @@ class _Reader(Expansion):
                 if runs is not False and not (
                     runs is None and self.asks_for_file() and not os.path.isfile(expand_home(word.text))
                 ):
-                    self.follow(word, self.script)
+                    # ``source X a b`` gives X its own arguments.
+                    outer = self.script.arguments
+                    self.script.arguments = list(words[2:]) or outer
+                    is_there = self.follow(word, self.script)
+                    if words[2:]:
+                        self.script.arguments = outer
+                    if (
+                        not is_there
+                        and self.script.stops_on_error
+                        and runs
+                        and all(block.kind == "group" for block in self.blocks)
+                    ):
+                        self.absent = (word, self.script.missing[-1])
         elif name in ("read", "mapfile", "readarray") and runs is not False:
             self.read_line(words, here, assignments)
         elif name == "set" and len(words) > 1 and words[1].text == "--" and runs is not False:
             self.script.arguments = list(words[2:])
+        elif name == "set" and runs:
+            self.set_options([word.text for word in words[1:]])
         elif name == "shift" and runs is not False:
             self.budget.spend(len(self.script.arguments) // 100, self.name)
             self.script.arguments = self.script.arguments[1:]
@@ -403,6 +423,14 @@ class _Reader(Expansion):
             for token in assignments:
                 self.assign(token, runs is None, exported=True)
             self.script.commands.append(words)
+
+    def set_options(self, words: Sequence[str]) -> None:
+        """Note whether ``set -e``, ``set -euo pipefail`` or ``set -o errexit`` makes the script stop at a command that fails."""
+        for index, word in enumerate(words):
+            is_named = word == "errexit" and index > 0 and words[index - 1].endswith("o")
+            sign = words[index - 1] if is_named else word
+            if is_named or (sign[:1] in "-+" and "e" in sign[1:]):
+                self.script.stops_on_error = sign.startswith("-")
 
     def asks_for_file(self) -> bool:
         """Whether the last test asked whether a file exists."""

@@ -17,6 +17,6 @@ ARGS=(
    --update-weight-transport disk
    --update-weight-disk-dir /shared/updates
    --update-weight-local-checkpoint-dir /nvme/base
-   --save-interval 50
+   --save-interval 50 --save /shared/saves
 )
 python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 "${ARGS[@]}"
