@@ -199,6 +199,8 @@ def load_recipe(folder: Path) -> Recipe:
     requirements = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     base = None
     if contents.base is not None:
+        if contents.base == folder.name:
+            raise CkptcheckError(f"{file}: it is built upon itself")
         if not (FOLDER / contents.base).is_dir():
             raise CkptcheckError(f"{file}: it is built upon {contents.base}, and ckptcheck has no such recipe")
         base = load_recipe(FOLDER / contents.base)
