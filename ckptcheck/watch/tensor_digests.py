@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ckptcheck.live.runtime.engines.digest import digest
@@ -90,5 +91,7 @@ def _find_ends(tensor: Any) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of a torch tensor, on its device; None of whole numbers, and without any value."""
     if not hasattr(tensor, "data_ptr") or not tensor.is_floating_point() or not tensor.numel():
         return None
-    # torch has no aminmax of numbers of one byte
-    return None if tensor.itemsize == 1 or tensor.device.type == "meta" else tuple(tensor.detach().aminmax())
+    # torch has no aminmax of numbers of one byte; a packed type, or a rare device, may have none either
+    with suppress(RuntimeError, NotImplementedError, TypeError, AttributeError):
+        return None if tensor.itemsize == 1 or tensor.device.type == "meta" else tuple(tensor.detach().aminmax())
+    return None
