@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ckptcheck.jobs.job import Job
 
@@ -26,7 +26,6 @@ PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pena
 LAYOUT = {"tp": "trainer.tp", "pp": "trainer.pp", "ep": "trainer.ep"}
 """Argument of a trainer of Megatron → the job's setting."""
 
-ON_OFF: Mapping[object, str] = {True: "on", False: "off"}
 Arguments = dict[str, str | float | bool | list[str]]
 """Arguments of a function of `ckptcheck.verbs` by their names, in the order of its command line."""
 
@@ -37,8 +36,8 @@ def list_refit_arguments(job: Job) -> Arguments:
     trainer, engine = find_dtypes(job)
     arguments |= {"dtype": trainer} if trainer else {}
     arguments |= {"engine_dtype": engine} if engine != trainer and engine else {}
-    if (clears := job.flag("update.clears_cache")) is not None:
-        arguments["clear_cache"] = clears
+    if job.flag("update.clears_cache"):
+        arguments["clear_cache"] = True
     return arguments
 
 
@@ -185,7 +184,7 @@ def _options(arguments: Arguments) -> list[str]:
     for name, value in arguments.items():
         flag = "--trainer-head-fp32" if name == "head_fp32" else f"--{name.replace('_', '-')}"
         if name in SETTINGS:
-            options += ["--set", f"{name.replace('_', '-')}={ON_OFF.get(value, value)}"]
+            options += ["--set", f"{name.replace('_', '-')}={'on' if value is True else value}"]
         elif value is True:
             options.append(flag)
         elif isinstance(value, list):

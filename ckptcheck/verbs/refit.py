@@ -106,12 +106,7 @@ def refit(
     sleep_level: Annotated[
         int, Setting("Weights while the engine sleeps: 1 kept on the host, 2 dropped.", within=Range(1, 2))
     ] = 1,
-    clear_cache: Annotated[
-        bool | None,
-        Setting(
-            "Whether your job resets the prefix cache at each sync: on, and so does the trial; off.", shown="not known"
-        ),
-    ] = None,
+    clear_cache: Annotated[bool, Setting("Reset the engine's prefix cache after each sync, as your job does.")] = False,
     perturb: Annotated[
         float | None, Setting("Move every weight by noise of this scale in place of a step.", within=FROM_ZERO)
     ] = None,

@@ -320,8 +320,6 @@ class Observations:
     """Number of a sync, 0 for the cold load → identity of the weights that the engine holds after it."""
     identity_gaps: dict[str, str] = field(default_factory=dict)
     """Side (trainer, engine) → why its weights have no identity."""
-    clears_cache: bool | None = None
-    """Whether the trial reset the prefix cache after each sync, as the job does; None: what the job does is not known."""
     cache_unused_reason: str = ""
     """Why the prefix cache cannot keep anything of this model, "" if it can."""
     failed_phases: dict[str, str] = field(default_factory=dict)

@@ -91,7 +91,6 @@ class RefitTrial:
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
         self._trace = RefitTrace(
             target,
-            clears_cache=settings.clears_cache,
             cache_unused_reason=too_short if block and not inputs.probe else "",
             is_fast=settings.logprobs and not settings.decode,
         )

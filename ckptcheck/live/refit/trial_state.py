@@ -92,8 +92,8 @@ class TrialSettings:
     """What the engine does with a request that runs during a sync; "" if none runs."""
     sleep_level: int = 1
     """2 if the engine drops its weights when it sleeps, and syncs before it has its cache again."""
-    clears_cache: bool | None = None
-    """Whether the engine's prefix cache is reset after each sync, as the job does; None: it is not, and the job is not known."""
+    clears_cache: bool = False
+    """Whether the engine's prefix cache is reset after each sync, as the job does."""
 
 
 Log = Callable[[str], None]

@@ -76,13 +76,3 @@ def test_without_decoding_the_report_says_what_is_not_seen(tmp_path: Path) -> No
     assert "REF010" in {
         finding.code for finding in run_rules(run_trial_case(wrong, tmp_path / "wrong"), RULES).findings
     }
-
-
-@pytest.mark.parametrize(("clears", "severity"), [(None, ["info"]), (False, ["warning"]), (True, [])])
-def test_a_kept_cache_warns_where_the_job_is_known_to_keep_it(
-    clears: bool | None, severity: list[str], tmp_path: Path
-) -> None:
-    settings = {} if clears is None else {"clears_cache": clears}
-    trace = run_trial_case({"cache": True, "settings": settings}, tmp_path / "trial")
-    found = run_rules(trace, [rule for rule in RULES if rule.code == "REF011"]).findings
-    assert [finding.severity for finding in found] == severity
