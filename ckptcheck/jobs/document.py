@@ -101,6 +101,8 @@ class Document:
     """The Python module or program that a launch line starts."""
     launch: tuple[str, ...] = ()
     """The words of the command that starts the job, without their unknown parts."""
+    sender: str = ""
+    """The program by which the script starts the job in another shell: bash, ssh, docker, ray; "" where it starts it itself."""
     is_in_code: bool = False
     """Whether a Python script makes the configuration, and reads no command line for it."""
     engine_script: str = ""
@@ -210,7 +212,8 @@ class Document:
         self.replaced |= other.replaced
         self.defaulted |= other.defaulted
         self.script = other.script or self.script
-        self.launch, self.is_in_code = (other.launch or self.launch), other.is_in_code or self.is_in_code
+        self.launch, self.sender = other.launch or self.launch, other.sender or self.sender
+        self.is_in_code |= other.is_in_code
         self.engine_script = other.engine_script or self.engine_script
         self.is_incomplete |= other.is_incomplete
         self.is_composed |= other.is_composed

@@ -147,6 +147,8 @@ class Job(EvidenceDefaults):
     """The framework's name for ``--framework``."""
     launch: tuple[str, ...] = ()
     """The words of the command that starts it, without their unknown parts; () where no script does."""
+    sender: str = ""
+    """The program by which a script starts it in another shell: bash, ssh, docker, ray; "" where it starts it itself."""
     is_in_code: bool = False
     """Whether a Python script makes its configuration, and reads no command line for it."""
     settings: dict[str, Setting] = field(default_factory=dict)

@@ -65,18 +65,21 @@ def read_launch_script(
         found = _find_and_read(launches, wanted, files, path, given)
         if found is None and inner is not None:
             try:
-                return read_launch_script(
+                document, framework = read_launch_script(
                     files, inner[1], files.name(inner[1]), frameworks, reader, given, inner[2], depth + 1
                 )
             except NoLaunch:
                 found = _find_and_read(commands, wanted, files, path, given)
+            else:
+                document.sender = document.sender or _find_sender(inner[0])
+                return document, framework
         if found is not None:
             break
     else:
         what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
         raise NoLaunch(f"{name} starts {what}", hint=f"ckptcheck knows {', '.join(frameworks)}")
     words, document, framework = found
-    document.launch = tuple(word.text for word in words)
+    document.launch, document.sender = tuple(word.text for word in words), words.sender
     read_engine_command(commands, framework, document, files.name(path))
     exports = {
         variable: Leaf(word.text, variable, word.file or files.name(path), word.line or None, word.reason)
@@ -238,7 +241,14 @@ def _list_inner_commands(script: Script, patterns: Sequence[re.Pattern[str]], fo
             # The patterns search every word from each character on, which takes quadratic time.
             searched = LONG_WORD.sub(r"\1", text)
             if any(pattern.search(searched) for pattern in patterns):
-                yield from _read_inner_commands(text, place, script, folder, is_dead=command.is_dead)
+                for inner in _read_inner_commands(text, place, script, folder, is_dead=command.is_dead):
+                    inner.sender = _find_sender(command)
+                    yield inner
+
+
+def _find_sender(command: Command) -> str:
+    """Return the name of the program of a command that gives something to another shell."""
+    return next((word.text.rpartition("/")[2] for word in command if not ASSIGNMENT.fullmatch(word.text)), "")
 
 
 def _read_inner_commands(text: str, place: Word, script: Script, folder: Path, *, is_dead: bool) -> Iterator[Command]:

@@ -32,10 +32,7 @@ Arguments = dict[str, str | float | bool | list[str]]
 
 def list_refit_arguments(job: Job) -> Arguments:
     """Return the arguments of ``refit`` beside the source."""
-    arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job)}
-    trainer, engine = find_dtypes(job)
-    arguments |= {"dtype": trainer} if trainer else {}
-    arguments |= {"engine_dtype": engine} if engine != trainer and engine else {}
+    arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job), **list_dtype(job)}
     if job.flag("update.clears_cache"):
         arguments["clear_cache"] = True
     return arguments
@@ -62,8 +59,7 @@ def list_record_arguments(job: Job) -> Arguments:
 
 def list_score_arguments(job: Job) -> Arguments:
     """Return the arguments of ``parity score`` beside the rollouts and the source."""
-    dtype = find_dtypes(job)[0]
-    arguments: Arguments = {"trainer": choose_trainer(job), **_list_layout(job), **({"dtype": dtype} if dtype else {})}
+    arguments: Arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_trainer_dtype(job)}
     if job.flag("trainer.fp32_head"):
         arguments["head_fp32"] = True
     return arguments
@@ -75,9 +71,14 @@ def choose_trainer(job: Job) -> str:
 
 
 def list_dtype(job: Job) -> Arguments:
-    """Return the dtype that the trainer computes in, where both sides can."""
-    dtype = job.text("trainer.dtype")
-    return {"dtype": dtype} if dtype in DTYPES else {}
+    """Return the dtype of both sides as ``refit`` takes it, the engine's by itself where it is another."""
+    trainer, engine = find_dtypes(job)
+    arguments: Arguments = {"dtype": trainer} if trainer else {}
+    return arguments | ({"engine_dtype": engine} if engine and engine != trainer else {})
+
+
+def _list_trainer_dtype(job: Job) -> Arguments:
+    return {"dtype": dtype} if (dtype := find_dtypes(job)[0]) else {}
 
 
 def find_dtypes(job: Job) -> tuple[str | None, str | None]:
@@ -139,7 +140,7 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
     source, lines = _source(job, model)
     has_trainer = job.text("trainer.backend") is not None
     if job.flag("trainer.lora") and not job.flag("update.merges_lora"):
-        options = _options({"engine": job.engine, **list_dtype(job)})
+        options = _options({"engine": job.engine, **_list_trainer_dtype(job)})
         lines += ["# ./adapter: one that the job saved", _line("refit", "lora", source, "./adapter", *options)]
     if arguments and has_trainer:
         checkpoint = job.checkpoints.get("checkpoint.model")
@@ -161,7 +162,7 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
                 f"# dump with seed_all(mode=True), as the guide does: the job sets no deterministic kernels for the"
                 f" {' and the '.join(lacking)}"
             )
-        lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(list_dtype(job))))
+        lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(_list_trainer_dtype(job))))
     return lines
 
 

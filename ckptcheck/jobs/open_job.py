@@ -129,7 +129,8 @@ def _read_job(
     document.environment |= find_environment(document)
     document.environment |= files.environment
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
-    job.reader, job.launch, job.is_in_code = reader.name, document.launch, document.is_in_code
+    job.reader, job.launch, job.sender = reader.name, document.launch, document.sender
+    job.is_in_code = document.is_in_code
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = document.refusals if reader.is_hydra else []
     job.absent = document.absent

@@ -27,7 +27,8 @@ def run_job(framework: str, words: list[str]) -> None:
     fault = os.environ.get("FAULT", "")
     Path("words.txt").write_text("\n".join(words), encoding="utf-8")
     if fault == "fails":
-        raise RuntimeError("CUDA out of memory")
+        print("RuntimeError: CUDA out of memory\nTraceback (most recent call last):")
+        sys.exit("subprocess.CalledProcessError: Command '['python']' returned non-zero exit status 1.")
     steps = 1000 if fault == "goes on" else next((int(m[1]) for m in map(STEPS.fullmatch, reversed(words)) if m), 500)
     watch = dict(pair.split("=") for pair in os.environ.get("CKPTCHECK_WATCH", "").split(",") if pair)
     first, learned = 1, 0

@@ -49,6 +49,8 @@ class Command(list[Word]):
     """The text of that line."""
     is_dead: bool = False
     """Whether it stands under a condition that is false."""
+    sender: str = ""
+    """The program that gives it to another shell; "" for a command of the script itself."""
     document: str = ""
     """The text of its here-document; "" without one."""
     document_line: int = 0

@@ -38,7 +38,9 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_gate, daemon=True).start()
     try:
-        result: dict[str, Any] = {"reports": _run_call(request["function"], request["arguments"])}
+        is_first_step, arguments = request["function"] == FIRST_STEP, request["arguments"]
+        reports = _run_first_step(arguments) if is_first_step else _run_call(request["function"], arguments)
+        result: dict[str, Any] = {"reports": reports}
     except KeyboardInterrupt:
         sys.exit(1)
     except (CkptcheckError, OSError) as error:
@@ -51,23 +53,26 @@ def main() -> None:
 
 
 def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:
-    """Call a function of the API, or run the job's first step; return the reports as JSON, [] for anything else."""
+    """Call a function of the API, and return its reports as JSON; [] if it returns anything else."""
     import ckptcheck
     from ckptcheck.linter.report import Report, Reports
 
-    if name == FIRST_STEP:
-        import msgspec
-
-        from ckptcheck.live.gate.first_step import FirstStepCall, run_first_step
-
-        call = msgspec.convert(arguments, FirstStepCall)
-        return [report.to_dict() for report in run_first_step(call, StderrObserver())]
     positional = arguments.pop("*", [])
     function = getattr(ckptcheck, name)
     outcome = function(*positional, **arguments, observer=StderrObserver())
     if isinstance(outcome, Report):
         return [outcome.to_dict()]
     return [report.to_dict() for report in outcome] if isinstance(outcome, Reports) else []
+
+
+def _run_first_step(arguments: dict[str, Any]) -> list[Any]:
+    """Run the job's own command for its first step, and return the reports as JSON."""
+    import msgspec
+
+    from ckptcheck.live.gate.first_step import FirstStepCall, run_first_step
+
+    call = msgspec.convert(arguments, FirstStepCall)
+    return [report.to_dict() for report in run_first_step(call, StderrObserver())]
 
 
 def _end_with_gate() -> None:

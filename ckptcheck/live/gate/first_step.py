@@ -31,8 +31,10 @@ from ckptcheck.text.observer import SILENT, Observer
 
 POLL_SECONDS = 2.0
 """Between two looks at the log of the job."""
-TAIL_LINES, TAIL_WIDTH = 60, 500
+TAIL_LINES, TAIL_WIDTH = 200, 300
 """Lines at the end of the log in which the reason of a failure is looked for, and characters of each."""
+LAUNCHERS = re.compile(r"\b(CalledProcessError|ChildFailedError)\b")
+"""What accelerate and torchrun say after the error of the program that they started."""
 PIECE = 1 << 20
 """Bytes of the log that are read at a time."""
 LINE_END = re.compile(rb"[\r\n]")
@@ -129,6 +131,8 @@ def run_first_step(call: FirstStepCall, observer: Observer = SILENT) -> list[Rep
             f" ({folder / 'log.txt'} may say why)"
         )
     histories = [add_logged_numbers(open_history(path), first_step, rows, call.dtypes) for path in records]
+    # what the job logged is said once, not for each replica of the engine
+    histories[1:] = [replace(history, known_gaps=()) for history in histories[1:]]
     if not histories and rows:
         # the log is judged all the same
         unseen = SyncRecord(run=call.framework, trainer=call.framework)
@@ -235,7 +239,8 @@ def _run_command(call: FirstStepCall, folder: Path, log: JobLog, observer: Obser
         finally:
             worker.close(0)
     if code:
-        last = f": {most_telling_line(tuple(log.tail))}" if log.tail else ""
+        lines = tuple(line for line in log.tail if not LAUNCHERS.search(line))
+        last = f": {most_telling_line(lines)}" if lines else ""
         raise _Ended(f"its command ended with exit code {code}{last}")
 
 

@@ -45,6 +45,10 @@ OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "pict
 """Arguments that a gate sets itself, or that write elsewhere."""
 
 
+ELSEWHERE = ("ssh", "pdsh", "sbatch", "ray", "docker", "podman", "apptainer", "singularity", "kubectl", "sudo")
+"""Programs whose inner command does not get this shell's variables, so that it would run for more than one step."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of one function of `ckptcheck.verbs`."""
@@ -151,6 +155,8 @@ def _plan_first_step(
                 FIRST_STEP, cannot=f"{names[0]} makes its configuration in Python, and takes no word for one step"
             )
         before, words = [str(runner), json.dumps(first_step.fill_in(str(place / "output")))], []
+    if launch and job.sender in ELSEWHERE:
+        return Stage(FIRST_STEP, cannot=f"{names[0]} gives the job to another machine or container, by {job.sender}")
     if launch and not write_shell_file(launch, words, ""):
         line = clip(" ".join(launch))
         return Stage(FIRST_STEP, cannot=f"which program starts the job is not known before {names[0]} runs: {line}")

@@ -28,8 +28,6 @@ def _of_k3(value: float) -> float:
 
 DRAWN = "ckptcheck/drawn"
 """The gap of the tokens that a probe of the watch has the engine draw."""
-EXACT = 1e-4
-"""Nats a token: what float32 has at most, and no narrower dtype as little (`rollouts.gap_summary.FLOORS`)."""
 LOGGED: Mapping[str, LoggedGap] = {
     "sampling/sampling_logp_difference/mean": LoggedGap("TRL", abs),
     "rollout_corr/k3_kl": LoggedGap("verl", _of_k3),
@@ -82,6 +80,10 @@ def find_gap(metrics: Mapping[Any, Any], step: int | None, dtype: str = "") -> G
                 continue
             return GapRecord(name, number if isfinite(number) else None, step, dtype)
     return None
+
+
+EXACT = 1e-4
+"""Nats a token: what float32 has at most, and no narrower dtype as little (`rollouts.gap_summary.FLOORS`)."""
 
 
 def is_exact(gap: GapRecord) -> bool:

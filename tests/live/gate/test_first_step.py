@@ -194,6 +194,25 @@ def test_a_configuration_of_trl_runs_by_its_command(tmp_path: Path) -> None:
     assert words[:4] == ["grpo", "--config", "train.yaml", "--max_steps=2"]
 
 
+SENDERS = {
+    "ray": "ray job submit --no-wait -- bash -c 'python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm'",
+    "ssh": "ssh node1 'cd /job && python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm'",
+    "docker": "docker run --gpus all image bash inner.sh",
+}
+
+
+@pytest.mark.parametrize("sender", SENDERS)
+def test_a_job_that_is_given_elsewhere_is_not_started(verl: Path, sender: str) -> None:
+    """What runs there does not get the words of one step: the whole job would start."""
+    (verl / "run.sh").rename(verl / "inner.sh")
+    (verl / "run.sh").write_text(f"{SENDERS[sender]}\n", encoding="utf-8")
+    write_program(verl, f"bin/{sender}", "verl")
+    outcome = run_gate(verl, "run.sh", *ASKED)
+    reason = f"run.sh gives the job to another machine or container, by {sender}"
+    assert (outcome.code, outcome.stages["first-step"]) == (2, f"not checked: {reason}")
+    assert not (verl / "words.txt").exists()
+
+
 TRL_DOUBLE = """\
 import sys
 from transformers.trainer import Trainer
