@@ -25,6 +25,8 @@ huggingface/peft#918, OpenBMB/MiniCPM-V#559 (the merged weights are the base mod
 """
 
 from collections.abc import Iterator
+from math import sqrt
+from statistics import median
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.compare.matching.comparison import Comparison
@@ -37,6 +39,8 @@ HINTS = {
     "different": "make sure that --base is the model into which the adapter was merged; if it is, merge again",
 }
 """Outcome → what to do, where it is not to merge again."""
+CLOSE = 0.03
+"""Relative distance of a factor from one that a known mistake makes."""
 ORDER = ("unmerged", "misordered", "scaled", "different", "merged")
 
 
@@ -60,7 +64,9 @@ def check(comparison: Comparison) -> Iterator[Problem]:
                 "rank by rank"
             )
         elif outcome == "scaled":
-            text = f"the adapter was merged {factor} times as strongly as lora_alpha / r says into {number}"
+            rank = comparison.adapter.rank if comparison.adapter is not None else None
+            cause = _explain_factor(median(merges[name].factor for name in names), rank)
+            text = f"the adapter was merged {factor} times as strongly as lora_alpha / r says into {number}{cause}"
         elif outcome == "different":
             differ = count(len(names), "weight differs", "weights differ")
             text = f"{differ} from the base model by something else than the adapter"
@@ -84,3 +90,13 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"the update of {count(len(vanished), 'weight')} of {total:,} vanishes in rounding, so nothing tells whether it was "
             f"merged: {group_names(vanished)}"
         )
+
+
+def _explain_factor(factor: float, rank: int | None) -> str:
+    """Return what makes such a factor, as an insertion into a sentence; empty for none."""
+    known = {2.0: "merged twice", -1.0: "subtracted"}
+    if rank is not None and rank > 1:
+        known |= {float(rank): "lora_alpha without / r", sqrt(rank): "lora_alpha / sqrt(r), as rslora has it"}
+        known |= {1 / sqrt(rank): "lora_alpha / r for an adapter of rslora"}
+    causes = [text for each, text in known.items() if abs(factor / each - 1) <= CLOSE]
+    return f" ({' or '.join(causes)})" if causes else ""

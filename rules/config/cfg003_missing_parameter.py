@@ -13,7 +13,8 @@ A stored tensor fills every parameter of the model. Each cause is one finding, w
 - **both ends**: the token embedding, an untied output head, the head of a classifier, reward model or critic; a declared layer of
   multi-token prediction (a warning);
 - **whole parts**: a tower that a section of the config describes (`vision_config`, `audio_config`). Where all of it is stored
-  under another prefix, the message names that prefix. In architectures of unknown code this is a warning;
+  under another prefix, the message names that prefix. In architectures of unknown code this is a warning, and so is a projector
+  that is missing between a tower and a language model of other widths;
 - **anything else** that every model of the architecture has: norms, position tables, towers, projectors, poolers.
 
 What transformers builds, and by which renamings it finds older names, was learned by building every architecture. Quantized

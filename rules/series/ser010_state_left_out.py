@@ -5,7 +5,8 @@
   DeepSpeed, Megatron, verl, NeMo-RL and slime. A file counts as missing where the writer never leaves it out beside another one
   that is there, or where another save of the run has it.
 - Of any other trainer: the last save has the optimizer's tensors, and every file of the training state (optimizer, scheduler,
-  random numbers, scaler), if all saves before it have them.
+  random numbers, scaler), if all saves before it have them. In a run with such files it also has every other file that all saves
+  before it have, unless it has others (a warning).
 - Saves that are all without a state are exports, and lack nothing.
 
 ## Why it matters

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.config import HIDDEN, Config
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.layout import INDEX
@@ -85,6 +85,35 @@ def find_absent_parts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
             effect = "what loads it starts from random numbers, or stops"
             problem = _describe_absent(config, section, "a part of the model", effect)
             yield Fault("missing", replace(problem, severity="warning"))
+        elif (found := _find_absent_projector(ckpt, config, section, sense)) is not None:
+            yield Fault("missing", found)
+
+
+def _find_absent_projector(ckpt: Checkpoint, config: Config, section: str, sense: re.Pattern[str]) -> Problem | None:
+    """Return that no matrix leads from the width of a tower to another one of the language model; None where one may."""
+    own, width = config.value[section].get("hidden_size"), config.integer(*HIDDEN)
+    stack = ckpt.components.stack
+    if type(own) is not int or width is None or own == width or stack is None:
+        return None
+    ends = (ckpt.components.embedding, ckpt.components.lm_head)
+    of_tower = False
+    for names in ckpt.layout.names_by_template.values():
+        shape, is_inside = ckpt.tensors[names[0]].shape, names[0].startswith(f"{stack.prefix}.")
+        if len(shape) < 2 or names[0] in ends:
+            continue
+        if (own if is_inside else width) in shape or not ckpt.tensors[names[0]].is_plain:
+            return None
+        of_tower = of_tower or (sense.search(names[0]) is not None and own in shape)
+    if not of_tower:
+        return None
+    return Problem(
+        f"{section} is {own:,} wide and the language model {width:,}, and no matrix leads from one to the other: the projector is "
+        "not stored",
+        file=config.file,
+        key=section,
+        severity="warning",
+        hint="copy the projector from the original checkpoint, or export again",
+    )
 
 
 def _describe_absent(config: Config, section: str, part: str, effect: str) -> Problem:

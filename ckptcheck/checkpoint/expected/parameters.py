@@ -127,6 +127,7 @@ def _iter_lost_by_type(config: Config, stored: StoredParameters) -> Iterator[tup
 
     A setting may remove a whole part of a type, such as the shared experts; a part that has only some of its matrices is torn.
     """
+    told: set[tuple[str, str, tuple[str, ...]]] = set()  # two settings may list the same types (NemotronH)
     for types in stored.table.layer_types:
         setting = config.resolved.at(types.path) if config.resolved is not None else None
         if setting is None or not isinstance(setting.value, list):
@@ -148,7 +149,9 @@ def _iter_lost_by_type(config: Config, stored: StoredParameters) -> Iterator[tup
             if names:
                 lost.setdefault((str(kind), tuple(names)), []).append(layer)
         for (kind, absent), layers in lost.items():
-            yield types.prefix, kind, layers, list(absent)
+            if (types.prefix, kind, absent) not in told:
+                told.add((types.prefix, kind, absent))
+                yield types.prefix, kind, layers, list(absent)
 
 
 def _find_part(name: str) -> str:

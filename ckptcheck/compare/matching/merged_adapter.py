@@ -146,6 +146,8 @@ class Adapter:
     """Modules that the adapter changes and the base model does not have."""
     unsupported: Mapping[str, str] = field(default_factory=dict)
     """Module → why the adapter's change of it is not computed."""
+    rank: int | None = None
+    """`r` of the config; modules may have their own."""
 
     def changes(self, name: str) -> bool:
         """Whether the adapter changes a weight of the base model, by its stored name."""
@@ -215,7 +217,8 @@ def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = Fals
     if not updates and not saved:
         reason = next(iter(unsupported.values()), f"{base.target} has none of the modules that it changes")
         raise CkptcheckError(f"{target} cannot be compared: {reason}")
-    return Adapter(target, side, updates, saved, tuple(lacking), unsupported)
+    rank = ckpt.adapter.value.get("r") if ckpt.adapter is not None else None
+    return Adapter(target, side, updates, saved, tuple(lacking), unsupported, rank if type(rank) is int else None)
 
 
 def find_expert_updates(

@@ -26,11 +26,13 @@ class Lack(NamedTuple):
     writer: SaveWriter | None
     """Whose code needs it; None where only the other saves show it."""
     part: ResumePart | None
+    is_of_state: bool = True
+    """Whether its name is that of a training state."""
 
     @property
     def severity(self) -> Severity:
         """How grave it is to resume without it."""
-        return self.part.severity if self.part is not None else "error"
+        return self.part.severity if self.part is not None else "error" if self.is_of_state else "warning"
 
 
 class StepFolder(NamedTuple):
@@ -115,13 +117,19 @@ def list_lacks(folders: list[StepFolder]) -> dict[str, list[Lack]]:
                     if not any(match_from_folder(pattern, lack.name) is not None for pattern in known)
                 ]
         earlier = folders[:place]
-        if len(earlier) > 1 and folder is folders[-1]:
+        if earlier and folder is folders[-1]:
             always = frozenset.intersection(*(each.read for each in earlier))
             known = [part.pattern for writer in writers for part in writer.parts]
+            # a loop of one's own: what it wrote is what the saves before have, and not all of it
+            is_cut = (
+                not writers
+                and any(map(STATE.search, always))
+                and folder.read <= frozenset().union(*(each.read for each in earlier))
+            )
             found += [
-                Lack(name, None, None)
+                Lack(name, None, None, STATE.search(name) is not None and len(earlier) > 1)
                 for name in sorted(always - folder.paths)
-                if STATE.search(name)
+                if (is_cut or (len(earlier) > 1 and STATE.search(name)))
                 and _is_lost(name, folder.paths)
                 and not any(match_from_folder(pattern, name) is not None for pattern in known)
             ]

@@ -211,7 +211,9 @@ def test_each_faulty_merge_is_named(models: Models, tmp_path: Path) -> None:
         tensors[name] = (2 * merged[name].float() - base[name].float()).to(torch.bfloat16)
 
     [message] = messages("twice", twice)
-    assert message.startswith("the adapter was merged 2 times as strongly as lora_alpha / r says into 1 weight: ")
+    assert message.startswith(
+        "the adapter was merged 2 times as strongly as lora_alpha / r says into 1 weight (merged twice): "
+    )
 
     def subtracted(tensors: dict[str, Any]) -> None:
         name = weight(7)

@@ -32,6 +32,8 @@ FSDP = [
     "trainer_state.json",
 ]
 ACCELERATE = ["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"]
+OWN = ["model.pt", "optim.pt", "rank_0.pt", "state.json"]
+"""A loop of one's own, as the peer `ckpt-chaos` has one."""
 DEEPSPEED = ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"]
 ZERO_3 = ["zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
 MEGATRON = [".metadata", "common.pt", "metadata.json", "__0_0.distcp"]
@@ -72,6 +74,9 @@ def lacks_of(runs: dict[str, list[str]]) -> dict[str, list[str]]:
         ("global_step_{}", VERL, [VERL[0], VERL[2]], [VERL[1]]),
         ("step_{}", NEMO, [NEMO[0], *NEMO[2:]], ["policy/optimizer"]),
         ("checkpoint-{}", [*TRAINER, "global_step10/x_optim_states.pt"], [*TRAINER, "global_step20/x_optim_states.pt"], []),
+        ("checkpoint-{}", OWN, OWN[:2], OWN[2:]),
+        ("checkpoint-{}", OWN, [OWN[0], "other.json"], []),
+        ("checkpoint-{}", OWN, OWN, []),
         ("checkpoint-{}", TRAINER, TRAINER, []),
         ("checkpoint-{}", FSDP, FSDP, []),
         ("checkpoint-{}", TRAINER[:1], TRAINER[:1], []),
