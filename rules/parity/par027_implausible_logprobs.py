@@ -5,7 +5,7 @@ The mean logprob of the tokens that the engine drew at a temperature of at most 
 
 | mean logprob | severity |
 |---|---|
-| below -0.8 for a model whose name says that it is an instruct or chat model, below -3 for any model | info |
+| below -0.8 for an instruct or chat model, by its name, unless that says less than 1B; below -3 for any model | info |
 | below 0.42 of what a guess among the whole vocabulary gives (-ln of its size: -11.9 for Qwen3) | warning |
 | below three quarters of that | error |
 
@@ -45,6 +45,8 @@ from ckptcheck.rollouts.coherence import guess_logprob, mean_logprob
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 TUNED = re.compile(r"instruct|chat|[-_]it\b|rlhf|sft", re.IGNORECASE)
+BELOW_A_BILLION = re.compile(r"(?<![\d.])(?:\d{1,4}m|0\.\d{1,3}b)(?![a-z\d])", re.IGNORECASE)
+"""A size in a model's name: 135M, 0.5B. Such models are less certain of what they say."""
 TUNED_LIMIT, LIMIT = -0.8, -3.0
 UNLIKELY, HOPELESS = 0.42, 0.75
 """Shares of a guess's logprob from which on a mean is a warning, and an error. SmolLM2-135M has at most 0.31 where it is sound,
@@ -101,7 +103,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         )
     if hopeless:
         return
-    tuned = TUNED.search(metadata.model)
+    tuned = TUNED.search(metadata.model) and not BELOW_A_BILLION.search(metadata.model)
     side = "trainer" if "trainer" in means else "engine"
     limit = TUNED_LIMIT if tuned else LIMIT
     if means[side] < limit:
