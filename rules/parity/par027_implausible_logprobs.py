@@ -6,7 +6,7 @@ The mean logprob of the tokens that the engine drew at a temperature of at most 
 | mean logprob | severity |
 |---|---|
 | below -0.8 for an instruct or chat model, by its name, unless that says less than 1B; below -3 for any model | info |
-| below 0.42 of what a guess among the whole vocabulary gives (-ln of its size: -11.9 for Qwen3) | warning |
+| below 0.47 of what a guess among the whole vocabulary gives (-ln of its size: -11.9 for Qwen3) | warning |
 | below three quarters of that | error |
 
 A trainer finds what a broken engine writes unlikely. So where both are as low as that, it is the engine; and where the trainer
@@ -27,9 +27,9 @@ config.json. On the engine's side compare its weights with the checkpoint: `ckpt
 
 ## When it can be wrong
 The info is a hint only. Instruct models on tasks that they were not trained for, creative text, synthetic prompts and small models
-are lower: SmolLM2-135M-Instruct at temperature 1 is at -2.7 on questions, at -3.3 after pieces of text, and at -3.3 with weights
-of 4 bits. With the rotary embedding in the wrong order it is at -5.3, without ten layers' attention at -4.8. A model that was
-initialised and never trained is an error here.
+are lower: SmolLM2-135M-Instruct at temperature 1 is at -2.7 on questions, at -3.3 after pieces of text, and at -3.3 to -4.5 with
+weights of 4 bits. With the rotary embedding in the wrong order it is at -5.3, without ten layers' attention at -4.8. A model that
+was initialised and never trained is an error here.
 
 ## Seen in
 slime docs/en/developer_guide/debug.md: 0.8 for an instruct model points to the chat template, an extremely large value to the
@@ -48,9 +48,9 @@ TUNED = re.compile(r"instruct|chat|[-_]it\b|rlhf|sft", re.IGNORECASE)
 BELOW_A_BILLION = re.compile(r"(?<![\d.])(?:\d{1,4}m|0\.\d{1,3}b)(?![a-z\d])", re.IGNORECASE)
 """A size in a model's name: 135M, 0.5B. Such models are less certain of what they say."""
 TUNED_LIMIT, LIMIT = -0.8, -3.0
-UNLIKELY, HOPELESS = 0.42, 0.75
+UNLIKELY, HOPELESS = 0.47, 0.75
 """Shares of a guess's logprob from which on a mean is a warning, and an error. SmolLM2-135M has at most 0.31 where it is sound,
-0.48 with a rotary embedding in the wrong order, and 0.44 without the attention of ten layers."""
+0.42 with weights that were rounded to 4 bits twice, and 0.48 with a rotary embedding in the wrong order."""
 
 
 @rule(

@@ -29,8 +29,9 @@ Of the responses of 16 tokens or more, at least half
 | norms of ones | ` combine,,,,,,,,,- vers` | -3.1 |
 | rows of the embedding one too far | control characters between words | -3.8 |
 
-  A rotary embedding in the wrong order (-5.3) or attention that is lost (-4.8) still write words: see PAR027. One random layer of
-  thirty (-3.7), another rotary base (-3.9) and a wrong scale in two layers (-3.1) show as its info alone.
+  A rotary embedding in the wrong order (-5.3) still writes words: see PAR027. Ten layers without attention (-4.8) or without their
+  feed-forward part (-4.2), one random layer of thirty (-3.7), another rotary base (-3.9) and a wrong scale in two layers (-3.1)
+  show as its info, and as a warning where a trainer scores them.
 - A sound model that samples at temperature 1 leaves a loop soon. When most responses of different prompts loop, weights were not
   loaded or mapped rightly, a stop token is not known, or the chat template is another one than the model was trained on.
 
