@@ -70,6 +70,8 @@ VLLM: Mapping[str, FieldSource] = {
     "engine.cascade_attention": FieldSource(("disable_cascade_attn",), read=negate),
     "engine.chunked_prefill": FieldSource(("enable_chunked_prefill",)),
     "engine.fp32_head": FieldSource(("hf_overrides.head_dtype",), read=_is_float32),
+    "engine.graphs": FieldSource(("enforce_eager",), read=negate),
+    "engine.all_to_all": FieldSource(("all2all_backend",)),
     "engine.draft": FieldSource(
         ("speculative_config", "speculative_config.method", "speculative_config.model"), read=bool
     ),
@@ -96,6 +98,8 @@ SGLANG: Mapping[str, FieldSource] = {
     "engine.async_scheduling": FieldSource(("disable_overlap_schedule",), read=negate),
     "engine.chunked_prefill": FieldSource(("chunked_prefill_size",), read=is_positive),
     "engine.fp32_head": FieldSource(("enable_fp32_lm_head",)),
+    "engine.graphs": FieldSource(("disable_cuda_graph",), read=negate),
+    "engine.all_to_all": FieldSource(("moe_a2a_backend",)),
     "engine.draft": FieldSource(("speculative_algorithm",), read=bool),
     "engine.draft_method": FieldSource(("speculative_algorithm",)),
     "engine.draft_model": FieldSource(("speculative_draft_model_path",)),

@@ -125,6 +125,9 @@ DUMPS = ("0_dump_path/update_actor", "0_dump_path/generate_sequences")
 
 SETTINGS = ("clear_cache", "engine_dtype")
 """Arguments that the command line takes by --set."""
+GRAPHS_OFF = {"vllm": "--enforce-eager", "sglang": "--disable-cuda-graph"}
+MEMORY_FAULT = "If the engine dies of an illegal memory access, change one of these"
+"""Title of the section that slime's debugging guide asks for."""
 SUGGESTIONS = "Then, on the real engine and trainer"
 """Title of the section with the commands."""
 
@@ -164,6 +167,26 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
             )
         lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(_list_trainer_dtype(job))))
     return lines
+
+
+def isolate_memory_fault(job: Job) -> list[str]:
+    """Return what to change in this job to find the kernel that accesses memory which is not its own; [] for other engines."""
+    if job.engine not in GRAPHS_OFF:
+        return []
+    off, graphs, draft = GRAPHS_OFF[job.engine], job["engine.graphs"], job["engine.draft"]
+    is_eager = graphs.value is False
+    found = [
+        f"environment: CUDA_LAUNCH_BLOCKING=1{'' if is_eager else f' with {off}'}: the Python stack then names the kernel",
+        f"CUDA graphs: off ({graphs.place}); turn them on" if is_eager else f"CUDA graphs: on unless {off}",
+        f"speculation: on ({draft.place}); turn it off"
+        if draft.value
+        else "speculation: off; turn it on where there is a draft",
+    ]
+    if "deepep" in (job.text("engine.all_to_all") or ""):
+        found.append(f"DeepEP of the engine: on ({job['engine.all_to_all'].place}); turn it off")
+    if job.flag("trainer.deepep"):
+        found.append(f"DeepEP of the trainer: on ({job['trainer.deepep'].place}); turn it off")
+    return [*found, "environment: CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 and three more (docs/refit.md): a core dump"]
 
 
 def _list_each(job: Job, source: str, *, has_trainer: bool) -> list[str]:

@@ -22,7 +22,7 @@ from ckptcheck.jobs.job import Job, Setting, UnknownKey
 from ckptcheck.jobs.key_names import list_refused, list_slips, list_unread_keys, load_key_names
 from ckptcheck.jobs.known_issues import find_met_issues, list_wrong_values
 from ckptcheck.jobs.launch_script import read_launch_script
-from ckptcheck.jobs.live_arguments import SUGGESTIONS, suggest_commands
+from ckptcheck.jobs.live_arguments import MEMORY_FAULT, SUGGESTIONS, isolate_memory_fault, suggest_commands
 from ckptcheck.jobs.named_checkpoints import apply_model_defaults, scan_named_checkpoints
 from ckptcheck.jobs.python_source.python_job import require_python_job
 from ckptcheck.jobs.shell.word import Word
@@ -102,6 +102,8 @@ def open_job(
         is_plain = not (framework or engine_version or te_version or framework_version or environment or model)
         if lines := suggest_commands(job, [] if shows_steps or not is_plain else arguments):
             job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
+        if shows_steps and (lines := isolate_memory_fault(job)):
+            job.sections += (Section(MEMORY_FAULT, lines=tuple(lines)),)
     except (RecursionError, MemoryError) as error:
         raise CkptcheckError(
             f"{names[0]} is nested too deeply, or repeats itself too often, to be a job's configuration"

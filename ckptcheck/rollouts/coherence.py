@@ -1,15 +1,17 @@
-"""Measures whether responses are coherent: loops, one token repeated, punctuation without words, how likely the text is.
+"""Measures whether responses are coherent: loops, one token repeated, text that is none, how likely the text is.
 
-Broken weights in an engine show as one token over and over (NaN makes it the first of the vocabulary), as short loops, or as text
-whose tokens are hardly likelier than a guess. Wrong layers show as punctuation with hardly a word between, which the broken model
-itself finds likely.
+Broken weights in an engine show as one token over and over (NaN makes it the first of the vocabulary), as short loops, as tokens
+that are hardly likelier than a guess, or as text that the broken model itself finds likely: marks with hardly a word between
+(wrong layers), pieces of rare words put together (exchanged shards, halves, matrices), stutter (norms), control characters (rows of
+the embedding).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import log
 from typing import TYPE_CHECKING, Any
@@ -27,8 +29,27 @@ ROUNDS = 4
 """Fewest rounds that make a loop."""
 MARK = re.compile(r"([,.;:!?])\1*")
 """A mark of a sentence; the same one several times, as in an ellipsis, is one."""
-LEAST_MARKS = 6
-"""Fewest marks of a text that is judged by them."""
+LEAST_MARKS, WORDLESS = 6, 0.4
+"""Fewest marks of a text that is judged by them, and the share of them that follow another one."""
+LETTERS = re.compile(r"[A-Za-z\u00c0-\u024f]+")
+"""A row of Latin letters: a word, in scripts with spaces."""
+LEAST_WORDS, RARE, LONG = 8, 0.2, 8.0
+"""Fewest words of a text that is judged by them; the place in the vocabulary from which on the median token is rare (tokenizers
+list frequent tokens first), and from which mean length on words are several put together. Languages that a tokenizer learnt last
+have their tokens far behind, and names of functions are long, so that neither alone is a sign."""
+STUTTERED = re.compile(r"[A-Za-z\u00c0-\u024f,.;:!?]")
+STUTTER = 0.1
+"""The share of tokens, with letters or marks, that repeat the one before. Blanks, digits and rules of tables do in sound text."""
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+NONSENSE: Mapping[str, str] = {
+    "marks": "marks without words",
+    "pieces": "pieces of rare words put together",
+    "control": "control characters",
+    "stutter": "tokens that repeat the one before",
+}
+"""What shows that a text is none → how a message says it. Of 20,310 pieces of 300 characters of real text (15 languages, six
+programming languages, JSON, manuals), tokenized as SmolLM2 and Llama 3 do, 23 are taken for pieces of words, 10 hold control
+characters and 6 stutter; of 24,000, 6 are marks without words."""
 JUDGED_TOKENS = 512
 """Most tokens of a response whose text is read."""
 SMALLEST_VOCABULARY = 32_000
@@ -99,19 +120,40 @@ def _find_loop(response: NDArray[Any]) -> tuple[int, int]:
     return best
 
 
-def measure_wordless_marks(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> dict[int, float]:
-    """Return sequence → share of the marks in its response that follow another mark, with nothing but spaces between.
+def measure_nonsense(
+    rollouts: Rollouts, decode: Callable[[Sequence[int]], str], vocabulary: int | None
+) -> dict[int, str | None]:
+    """Return sequence → what shows that its response is no text, a key of `NONSENSE`; None for nothing.
 
-    Only for responses of at least `LEAST` tokens. The share of a text with fewer than LEAST_MARKS marks is 0.
+    Only for responses of at least `LEAST` tokens. vocabulary: how many tokens there are; None if that is not known.
     """
-    shares = {}
+
+    @cache
+    def read(token: int) -> str:
+        return decode([token])
+
+    found = {}
     for sequence in range(rollouts.sequence_count):
         response = rollouts.tokens[rollouts.sequence(sequence)][int(rollouts.prompt_lengths[sequence]) :]
         if len(response) >= LEAST:
-            shares[sequence] = find_wordless_marks(
-                decode([token for token in response[:JUDGED_TOKENS].tolist() if token >= 0])
-            )
-    return shares
+            tokens = [token for token in response[:JUDGED_TOKENS].tolist() if token >= 0]
+            found[sequence] = find_nonsense(decode(tokens), tokens, read, vocabulary)
+    return found
+
+
+def find_nonsense(text: str, tokens: Sequence[int], read: Callable[[int], str], vocabulary: int | None) -> str | None:
+    """Return what shows that a text is none, a key of `NONSENSE`; None for nothing. read: token → its text."""
+    if find_wordless_marks(text) >= WORDLESS:
+        return "marks"
+    words = LETTERS.findall(text)
+    if vocabulary and len(words) >= LEAST_WORDS and sum(map(len, words)) >= LONG * len(words):
+        ranks = sorted(token for token in tokens if LETTERS.search(read(token)))
+        if ranks and ranks[len(ranks) // 2] >= RARE * vocabulary:
+            return "pieces"
+    if CONTROL.search(text):
+        return "control"
+    repeated = sum(one == other and STUTTERED.search(read(one)) is not None for one, other in pairwise(tokens))
+    return "stutter" if repeated >= STUTTER * len(tokens) and repeated else None
 
 
 def find_wordless_marks(text: str) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Severity, Skip
-from ckptcheck.rollouts.coherence import ResponseShape, measure_responses, measure_wordless_marks
+from ckptcheck.rollouts.coherence import ResponseShape, measure_nonsense, measure_responses
 from ckptcheck.rollouts.gap_causes import GapCauses
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
 from ckptcheck.rollouts.learning_signal import LearningSignal, measure_signal
@@ -193,9 +193,16 @@ class RolloutEvidence(EvidenceDefaults):
         return measure_signal(self.rollouts)
 
     @cached_property
-    def wordless_marks(self) -> Mapping[int, float]:
-        """Sequence → how much of its text is marks without words; {} without a tokenizer."""
-        return {} if self.decode_text is None else measure_wordless_marks(self.rollouts, self.decode_text)
+    def nonsense(self) -> Mapping[int, str | None]:
+        """Sequence → what shows that its response is no text (`coherence.NONSENSE`); None for nothing, {} without a tokenizer."""
+        if self.decode_text is None:
+            return {}
+        return measure_nonsense(self.rollouts, self.decode_text, self.rollouts.metadata.vocabulary)
+
+    @property
+    def is_nonsense(self) -> bool:
+        """Whether at least half of the responses are no text."""
+        return 2 * sum(sign is not None for sign in self.nonsense.values()) >= max(1, len(self.nonsense))
 
     @cached_property
     def response_shapes(self) -> tuple[ResponseShape, ...]:

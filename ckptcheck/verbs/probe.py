@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     SAMPLING,
@@ -21,6 +22,7 @@ from ckptcheck.verbs.options import (
     PresencePenalty,
     Prompts,
     Range,
+    RepetitionPenalty,
     Setting,
     Source,
     Switches,
@@ -75,6 +77,7 @@ def parity_probe(
     top_k: TopK = 0,
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     trainer: Trainer = "transformers",
     head_fp32: HeadFp32 = False,
     trainer_python: TrainerPython = None,
@@ -104,6 +107,8 @@ def parity_probe(
 
     # raises CkptcheckError where there is no such engine
     registry.require_engine(engine)
+    if repetition_penalty != 1 and trainer != "transformers":
+        raise CkptcheckError("a repetition penalty needs logits, which the trainer transformers alone gives")
     probes = select_probes(several(only), several(without))
     if not only and not compilation:
         probes = {name: make for name, make in probes.items() if name not in COMPILING_PROBES}
@@ -132,7 +137,8 @@ def parity_probe(
         environment = ProbeEnvironment(
             default_prompts.choose(length, 4, to_path(prompts)), default_prompts.vocabulary, live.folder,
             start_trainer=start_trainer, sampling=Sampling(
-                temperature, top_p, top_k, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty
+                temperature, top_p, top_k, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+                repetition_penalty=repetition_penalty,
             ),
             setup=EngineSetup(parse_switches(list(several(switch)))), stop_tokens=default_prompts.stop_tokens,
             conversation=default_prompts.conversation, length=room, response=response, long=long, timeout=timeout, dtype=dtype,

@@ -153,6 +153,4 @@ def _log_responses(rollouts: "Rollouts", source: Path, observer: Observer) -> No
     for finding in report.findings:
         observer.log(f"{finding.code} {finding.severity}: {finding.message}")
     if not report.findings and report.passed:
-        observer.log(
-            "no sign of broken weights: no loops, and words between the punctuation. Read above whether the texts make sense"
-        )
+        observer.log("no sign of broken weights in the form of the texts; whether they make sense, read above")

@@ -99,7 +99,8 @@ def _judge_inputs(part: Localization, layer: str, point: str) -> str:
     missing = [name for name in inputs if f"model.layers.{layer}.{name}" not in compared]
     if missing:
         return f"; and at {join_truncated(missing, 3)}, which {'were' if missing[1:] else 'was'} not compared"
-    return "; what goes in agrees"
+    # some families have one more norm between this one and the feed-forward layer
+    return "; what goes in agrees" if inputs != ("post_attention_layernorm",) else ""
 
 
 def _describe(part: Localization) -> str:

@@ -32,6 +32,8 @@ from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 SAME = 1e-8
+ROUNDING = 1e-2
+"""Mean |difference| in nats below which other kernels can be the reason: bfloat16 rounds logprobs by less."""
 LEAST = 64
 """Tokens below which equality may be chance."""
 
@@ -55,9 +57,10 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         text = f"the trainer and the reference model differ by up to {gap.abs_max:.3g} nats "
         text += f"(mean {gap.abs_mean:.3g}) at step 0, "
         text += "where both hold the same weights"
-        yield Problem(
-            text, key=gap.place, hint="ckptcheck diff of the two checkpoints shows whether their weights differ"
-        )
+        hint = "ckptcheck diff of the two checkpoints shows whether their weights differ"
+        if gap.abs_mean < ROUNDING:
+            hint = f"run one of them twice: kernels may not repeat themselves (--attention-backend flash); if they do, {hint}"
+        yield Problem(text, key=gap.place, hint=hint)
     elif step and gap.tokens >= LEAST and not gap.abs_max:
         yield Problem(
             f"the reference equals the trainer bit for bit at step {step}, over {count(gap.tokens, 'token')}: it was replaced, or"

@@ -5,7 +5,7 @@
   probe computes three kinds of logprobs from the trainer's logits: raw, divided by the temperature, and truncated by top-k, then
   top-p, and normalised again. It reports which of them the engine returns.
 - The engine runs with its own default unless `--switch logprobs=…` sets another mode.
-- Processed logprobs contain a presence and a frequency penalty too.
+- Processed logprobs contain presence, frequency and repetition penalties too.
 - A job that truncates nothing, or samples at temperature 0 or 1, is not affected, and passes.
 
 ## Why it matters

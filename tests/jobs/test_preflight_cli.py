@@ -120,6 +120,34 @@ def test_a_megatron_critic_is_compared(tmp_path: Path) -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", ["with --disable-cuda-graph", "on unless --disable-cuda-graph", "speculation: off"]),
+        (
+            "--sglang-disable-cuda-graph --sglang-speculative-algorithm EAGLE --sglang-moe-a2a-backend deepep --moe-enable-deepep",
+            [
+                "CUDA_LAUNCH_BLOCKING=1:",
+                "off (run.sh:1)",
+                "on (run.sh:1)",
+                "engine: on (run.sh:1)",
+                "trainer: on (run.sh:1)",
+            ],
+        ),
+    ],
+)
+def test_what_to_change_where_an_engine_dies(flags: str, expected: list[str], tmp_path: Path) -> None:
+    """slime's guide to illegal memory accesses, for this job; only where all settings are asked for."""
+    (tmp_path / "run.sh").write_text(f"python3 train.py --hf-checkpoint /model --rollout-num-gpus 8 {flags}\n")
+    title = "If the engine dies"
+    report = call("run.sh", "--settings", folder=tmp_path).stdout
+    lines = report[report.index(title) :].partition("\n\n")[0].splitlines()[1:]
+    assert len(lines) == len(expected) + 1
+    for line, part in zip(lines, [*expected, "core dump"], strict=True):
+        assert part in line
+    assert title not in call("run.sh", folder=tmp_path).stdout
+
+
 def test_a_pipelinerl_job_is_offered_every_step(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model_path: org/model\nfinetune: {rl: {}}\nvllm_config: {use_v1: true}\n")
     verbs = [

@@ -56,6 +56,7 @@ SOURCES = {
     "trainer.moe": FieldSource(("num_experts",), read=_is_set),
     "trainer.mla": FieldSource(("multi_latent_attention",)),
     "trainer.moe_permute_fusion": FieldSource(("moe_permute_fusion",)),
+    "trainer.deepep": FieldSource(("moe_enable_deepep",)),
     "trainer.router_bias": FieldSource(("moe_router_enable_expert_bias",)),
     "trainer.router_bias_update_rate": FieldSource(("moe_router_bias_update_rate",)),
     "trainer.fp8": FieldSource(("fp8_format",), read=_is_set),

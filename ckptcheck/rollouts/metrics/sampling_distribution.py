@@ -31,16 +31,29 @@ def processed(table: NDArray[Any], temperature: float, top_p: float = 1.0, top_k
     return scaled
 
 
-def penalize(table: NDArray[Any], tokens: Sequence[int], presence: float, frequency: float) -> NDArray[Any]:
-    """Apply presence and frequency penalty to the rows [tokens, vocabulary] of a response; the result is not normalised.
+def penalize(
+    table: NDArray[Any],
+    tokens: Sequence[int],
+    presence: float,
+    frequency: float,
+    repetition: float = 1.0,
+    prompt: Sequence[int] = (),
+) -> NDArray[Any]:
+    """Apply penalties to the rows [tokens, vocabulary] of a response; the result is not normalised.
 
-    table: raw logprobs or logits. tokens: the ids of the response; row i is penalised for the tokens before i. Source:
-    vllm/model_executor/layers/utils.py `apply_penalties`, which comes before the temperature.
+    table: raw logprobs or logits; with a repetition penalty, logits. tokens: the ids of the response; row i is penalised for the
+    tokens before i, and by the repetition penalty for those of the prompt too. Source: vllm/model_executor/layers/utils.py
+    `apply_penalties`, which comes before the temperature.
     """
     import numpy as np
 
     penalized, counts = np.array(table, np.float64), np.zeros(table.shape[-1])
+    seen = np.zeros(table.shape[-1], bool)
+    seen[list(prompt)] = True
     for row, token in zip(penalized, tokens, strict=True):
+        if repetition != 1:
+            there = seen | (counts > 0)
+            row[there] = np.where(row[there] > 0, row[there] / repetition, row[there] * repetition)
         row -= frequency * counts + presence * (counts > 0)
         counts[token] += 1
     return penalized

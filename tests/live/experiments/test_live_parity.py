@@ -210,7 +210,7 @@ def test_which_logprobs_they_are_is_solved_from_the_trainers_logits(shared: Shar
     report = shared.probe("llama", "semantics", switches=processed)
     assert codes(report) == []
     assert "PRB003" in report.passed, "the job truncates nothing"
-    penalty = replace(UNLIKELY, presence_penalty=1.0, frequency_penalty=0.5)
+    penalty = replace(UNLIKELY, presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.3)
     for cut in (replace(UNLIKELY, top_k=20), replace(UNLIKELY, top_p=0.8), penalty):
         assert codes(shared.probe("llama", "semantics", sampling=cut, switches=processed)) == ["PRB003"], cut
     report = shared.probe("llama", "semantics")

@@ -11,6 +11,7 @@ from ckptcheck.rollouts import Rollout, build_rollouts
 from ckptcheck.rollouts.metrics import distribution
 from ckptcheck.rollouts.metrics.distribution import exact, measure_mass, temperature
 from ckptcheck.rollouts.metrics.routing import compute_routing_disagreement
+from ckptcheck.rollouts.metrics.sampling_distribution import penalize
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -78,3 +79,15 @@ def test_routing_compares_sets() -> None:
     assert found is not None
     assert found[0].tolist() == [0.0, 0.5]
     assert found[1] == 2
+
+
+def test_penalties_by_hand() -> None:
+    """Repetition scales the logits of all that was there, prompt included; presence and frequency subtract for the response."""
+    logits = np.array([[2.0, -1.0, 0.5, 3.0]] * 3)
+    found = penalize(logits, [1, 1, 0], 0.5, 0.25, 2.0, prompt=[0])
+    assert found.tolist() == [
+        [1.0, -1.0, 0.5, 3.0],
+        [1.0, -2.0 - 0.75, 0.5, 3.0],
+        [1.0, -2.0 - 1.0, 0.5, 3.0],
+    ]
+    assert penalize(logits, [1, 1, 0], 0.0, 0.0).tolist() == logits.tolist()

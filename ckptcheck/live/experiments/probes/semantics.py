@@ -1,8 +1,7 @@
 """Probes which kind of logprobs the engine reports: raw, divided by the temperature, or with penalties, top-k and top-p too.
 
 The probe computes each kind from the trainer's logits and compares it with the engine's logprobs, at the sampling of the job. It
-also searches for the temperature that fits best. A repetition penalty is left out: it depends on the sign of logits, which logprobs
-do not show.
+also searches for the temperature that fits best.
 """
 
 from __future__ import annotations
@@ -89,6 +88,8 @@ class SemanticsResult:
         if has_penalties(self.sampling):
             label += f", presence penalty {self.sampling.presence_penalty:g}"
             label += f", frequency penalty {self.sampling.frequency_penalty:g}"
+            if self.sampling.repetition_penalty != 1:
+                label += f", repetition penalty {self.sampling.repetition_penalty:g}"
         return label
 
 
@@ -103,8 +104,8 @@ def compare_meanings(environment: ProbeEnvironment) -> ProbeRun:
 
 
 def has_penalties(sampling: Sampling) -> bool:
-    """Return whether the sampling has a presence or a frequency penalty."""
-    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    """Return whether the sampling has a penalty."""
+    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
 
 
 def truncates_vocabulary(sampling: Sampling) -> bool:
@@ -124,7 +125,9 @@ def _score_sampled(environment: ProbeEnvironment, engine: Engine, sampling: Samp
     samplings = [replace(sampling, max_tokens=TOKENS, seed=index, ignore_eos=True) for index in range(len(prompts))]
     generations = engine.generate(prompts, samplings)
     sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, generations, strict=True)]
-    tables_by_index = load_file(trainer.score_full_vocab(sequences, environment.folder))
+    # a repetition penalty depends on the sign of logits, which logprobs do not show
+    options = {"raw": True} if sampling.repetition_penalty != 1 else {}
+    tables_by_index = load_file(trainer.score_full_vocab(sequences, environment.folder, **options))
     tables = [tables_by_index[str(index)][len(prompt) - 1 :] for index, prompt in enumerate(prompts)]
     tokens, reported = (
         [generation.tokens for generation in generations],
@@ -132,8 +135,10 @@ def _score_sampled(environment: ProbeEnvironment, engine: Engine, sampling: Samp
     )
     temperature = sampling.temperature or 1.0
     raw, tempered = _logprobs_of(tables, tokens, 1.0), _logprobs_of(tables, tokens, temperature)
-    penalties = sampling.presence_penalty, sampling.frequency_penalty
-    penalized = [penalize(table, row, *penalties) for table, row in zip(tables, tokens, strict=True)]
+    penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
+    penalized = [
+        penalize(table, row, *penalties, prompt) for table, row, prompt in zip(tables, tokens, prompts, strict=True)
+    ]
     truncated = _logprobs_of(penalized, tokens, temperature, sampling.top_p, sampling.top_k)
     gaps: dict[Meaning, GapSummary] = {
         "raw": summarize_gap(reported, raw),
@@ -153,12 +158,12 @@ def _score_sampled(environment: ProbeEnvironment, engine: Engine, sampling: Samp
         return result
     exact_by_index = load_file(environment.trainer("float32").score_full_vocab(sequences, environment.folder))
     exact_tables = [exact_by_index[str(index)][len(prompt) - 1 :] for index, prompt in enumerate(prompts)]
-    options: dict[Meaning, tuple[Any, ...]] = {
+    arguments: dict[Meaning, tuple[Any, ...]] = {
         "raw": (1.0,),
         "temperature": (temperature,),
         "processed": (temperature, sampling.top_p, sampling.top_k),
     }
-    own, exact = (_logprobs_of(each, tokens, *options[result.meaning]) for each in (tables, exact_tables))
+    own, exact = (_logprobs_of(each, tokens, *arguments[result.meaning]) for each in (tables, exact_tables))
     return replace(result, rounding=_summarize_kept_tokens(own, exact))
 
 

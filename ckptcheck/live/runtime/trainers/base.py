@@ -110,10 +110,11 @@ class Trainer(Protocol):
         """Return the same with all sequences padded to the longest, as in a training batch."""
         ...
 
-    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path, *, raw: bool = False) -> Path:
         """Write the logprobs of the whole vocabulary after each token but the last, and return the file.
 
-        Tensors "0", "1", …: [tokens - 1, vocabulary], float32, natural, at temperature 1; short sequences only.
+        Tensors "0", "1", …: [tokens - 1, vocabulary], float32, natural, at temperature 1; short sequences only. raw: the logits
+        instead, of transformers only.
         """
         ...
 

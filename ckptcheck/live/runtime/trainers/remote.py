@@ -75,10 +75,10 @@ class RemoteTrainer:
         response = self._ask("score_batched", sequences=_as_lists(sequences), temperature=temperature)
         return [tuple(values) for values in response]
 
-    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
-        """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
+    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path, *, raw: bool = False) -> Path:
+        """Write the logprobs, or the logits, of the whole vocabulary after each token but the last, and return the file."""
         path = real_path(folder) / "full-trainer.safetensors"
-        self._ask("score_full_vocab", sequences=_as_lists(sequences), path=str(path))
+        self._ask("score_full_vocab", sequences=_as_lists(sequences), path=str(path), **({"raw": True} if raw else {}))
         return path
 
     def sample(

@@ -76,12 +76,13 @@ def score_batched(sequences: list[list[int]], temperature: float) -> list[list[f
     return scoring.score_batched(STATE["model"], sequences, STATE["device"], temperature)
 
 
-def score_full_vocab(sequences: list[list[int]], path: str) -> None:
-    """Write the logprobs of the whole vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …"""
+def score_full_vocab(sequences: list[list[int]], path: str, raw: bool = False) -> None:
+    """Write the logprobs of the whole vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …; raw: logits."""
     check_sequences(sequences, STATE["vocabulary"])
     with torch.no_grad():
-        logprobs = {str(n): _logits(tokens)[:-1].float().log_softmax(-1) for n, tokens in enumerate(sequences)}
-    write_tensors(logprobs, {"kind": "file", "path": path})
+        logits = {str(n): _logits(tokens)[:-1].float() for n, tokens in enumerate(sequences)}
+        tables = logits if raw else {name: table.log_softmax(-1) for name, table in logits.items()}
+    write_tensors(tables, {"kind": "file", "path": path})
 
 
 def sample(

@@ -1,0 +1,48 @@
+"""Texts that broken copies of SmolLM2-135M-Instruct wrote are no text, and what sound models write is.
+
+The faults are those of the page of repeating-responses.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ckptcheck.rollouts.coherence import find_nonsense
+
+COMMON, RARE = 500, 30_000
+"""Ids from which on the pieces of a text are numbered, of a vocabulary of 49,152."""
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "sign"),
+    [
+        (" long,  ,   , , and,  .  .  and,  ,., ( , .", COMMON, "marks"),
+        ("zeesasmodyearseshuckinghamushoppy invalessplitextessorsMeta forestationpansouts Totsixwidthasmodderr hisso"
+         " pregnanciesizop seatsressespatic juvenestownoodle", RARE, "pieces"),
+        (" comprom erad Totsixwidthasmodderr zeesasmodyearseshuckinghamushoppy a essplitextessorsMeta Nonfictionessim"
+         " pregnanciesizop seatsressespatic", COMMON, None),  # long words of frequent pieces: names of functions
+        ("Ditzer\x7f302903125 cle\x7f349 interaction w", COMMON, "control"),
+        (".-. of.......,.. of. of... is of. of of of of of", COMMON, "stutter"),
+        (" newaniger this combine,,,,,,,,,- vers. outs they matter", COMMON, "stutter"),
+        ("The capital of France is Paris. It's a beautiful city, filled with history, art and food.", COMMON, None),
+        ("Nước Việt Nam là một nước độc lập, thống nhất và toàn vẹn lãnh thổ, bao gồm đất liền.", RARE, None),
+        ("Havaalanından şehir merkezine nasıl gidebilirim? Otobüs durağı sağ tarafta, köprünün altında.", RARE, None),
+        ("def longest_run(values):\n    best, run, last = 0, 0, object()\n\treturn best\r\n", COMMON, None),
+        ("x = 1000000000  --------  | 0 0 0 0 | = = = =", COMMON, None),
+        ("今天天气很好。你呢？我也很好，谢谢。", RARE, None),
+        ("", COMMON, None),
+    ],
+)  # fmt: skip
+def test_what_is_no_text(text: str, first: int, sign: str | None) -> None:
+    pieces = re.findall(r" ?\w{1,6}| ?[^\w\s]|\s+", text)
+    ids = {piece: first + number for number, piece in enumerate(dict.fromkeys(pieces))}
+    names = {number: piece for piece, number in ids.items()}
+    assert find_nonsense(text, [ids[piece] for piece in pieces], names.__getitem__, 49_152) == sign
+
+
+def test_an_unknown_vocabulary_tells_nothing_of_rare_tokens() -> None:
+    words = ["eforestationpansouts"] * 9
+    found = [find_nonsense(" ".join(words), range(40_000, 40_009), lambda _: "xy", size) for size in (49_152, None)]
+    assert found == ["pieces", None]
