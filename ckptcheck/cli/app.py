@@ -170,7 +170,9 @@ def main() -> None:
                 sys.stdout.write(format_message() + "\n")
                 sys.stdout.flush()
             _exit_now(2)
-        _exit_with_error(format_message().rstrip(".").replace("Value error, ", ""), _point_to_help(error))
+        message = format_message().rstrip(".").replace("Value error, ", "")
+        message = message.replace("not a valid int range", "no whole number").replace("not a valid float range", "no number")
+        _exit_with_error(message, _point_to_help(error))
 
 
 def _run_command_line() -> Any:

@@ -33,8 +33,8 @@ Arguments = dict[str, str | float | bool | list[str]]
 def list_refit_arguments(job: Job) -> Arguments:
     """Return the arguments of ``refit`` beside the source."""
     arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job), **list_dtype(job)}
-    if job.flag("update.clears_cache"):
-        arguments["clear_cache"] = True
+    if (clears_cache := job.flag("update.clears_cache")) is not None:
+        arguments["clear_cache"] = clears_cache
     return arguments
 
 
@@ -224,7 +224,10 @@ def _options(arguments: Arguments) -> list[str]:
     for name, value in arguments.items():
         flag = "--trainer-head-fp32" if name == "head_fp32" else f"--{name.replace('_', '-')}"
         if name in SETTINGS:
-            options += ["--set", f"{name.replace('_', '-')}={'on' if value is True else value}"]
+            options += [
+                "--set",
+                f"{name.replace('_', '-')}={'on' if value is True else 'off' if value is False else value}",
+            ]
         elif value is True:
             options.append(flag)
         elif isinstance(value, list):

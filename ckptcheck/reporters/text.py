@@ -102,7 +102,7 @@ def _run(lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], 
     if firsts:
         lines.print((f"  ckptcheck rule {firsts[0].code} explains the first one", "dim"))
     if not verbose:
-        lines.print(("  -v prints every file; --format html -o FILE draws the curves", "dim"))
+        lines.print(("  -v prints every file; -o FILE.html draws the curves", "dim"))
 
 
 def _outcomes(lines: LinePrinter, parts: Sequence[Report], number: str) -> None:

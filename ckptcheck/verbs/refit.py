@@ -106,7 +106,13 @@ def refit(
     sleep_level: Annotated[
         int, Setting("Weights while the engine sleeps: 1 keeps them on the host, 2 drops them.", within=Range(1, 2))
     ] = 1,
-    clear_cache: Annotated[bool, Setting("Reset the engine's prefix cache after each sync, as your job does.")] = False,
+    clear_cache: Annotated[
+        bool | None,
+        Setting(
+            "Whether your job resets the engine's prefix cache after each sync: then the trial does too.",
+            shown="not known",
+        ),
+    ] = None,
     perturb: Annotated[
         float | None, Setting("Move every weight by noise of this scale in place of a step.", within=FROM_ZERO)
     ] = None,

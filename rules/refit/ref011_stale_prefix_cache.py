@@ -27,7 +27,8 @@
 
 ## When it can be wrong
 - The trial resets the cache after a sync only with `--set clear-cache=on`, which `preflight` and `gate` give where the job does
-  so. If yours does, give it too: the rule then finds a reset that does nothing. It never drops the outputs of images by itself.
+  so. If yours does, give it too: the rule then finds a reset that does nothing. Where it is not known what the job does, a stale
+  cache is an info. The trial never drops the outputs of images by itself.
 
 ## Seen in
 NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783; vllm-project/vllm#44910 (stale image
@@ -95,6 +96,7 @@ def _find_stale_prefix(trace: RefitTrace) -> Iterator[Problem]:
                 f"after sync {scoring.after_sync}, {cached.cached_tokens:,} tokens came from the prefix cache, and"
                 f" logprobs differ by {difference:.3g} nats from those after a reset",
                 hint="reset the prefix cache with every update; where your job does, --set clear-cache=on has the trial do so",
+                severity="info" if trace.clears_cache is None else None,
             )
             return
 

@@ -51,6 +51,11 @@ def test_the_help_fits_a_narrow_terminal_and_ends_with_examples(here: Path, word
     assert "\033" not in shown
 
 
+def test_a_number_that_is_none_is_said_in_words(here: Path) -> None:
+    assert "Invalid value for '--tp': 'x' is no whole number\n" in run(here, "refit", "sound", "--tp", "x").stderr
+    assert "'x' is no number\n" in run(here, "diff", "sound", "sound", "--rtol", "x").stderr
+
+
 def test_help_is_a_word_too(here: Path) -> None:
     assert run(here, "help").stdout == run(here, "--help").stdout
     assert run(here, "help", "refit", "history").stdout == run(here, "refit", "history", "--help").stdout

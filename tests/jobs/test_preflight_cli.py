@@ -97,7 +97,7 @@ PipelineRL · deepspeed → vllm TP2
     steps = call("job.yaml", "--select", "JOB002", "--settings", folder=folder).stdout.splitlines()
     first = next(number for number, line in enumerate(steps) if line.startswith("  ckptcheck refit"))
     assert steps[first : first + 4] == [
-        f"  ckptcheck refit {name} --trainer transformers {engine}",
+        f"  ckptcheck refit {name} --trainer transformers {engine} --set clear-cache=off",
         f"  ckptcheck parity record {name} {engine} --temperature 0.7 {asked} -o rollouts.safetensors",
         f"  ckptcheck parity score rollouts.safetensors {name} --trainer transformers --dtype bfloat16 --trainer-head-fp32"
         " -o scored.safetensors",

@@ -53,16 +53,20 @@ def main() -> None:
 
 
 def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:
-    """Call a function of the API, and return its reports as JSON; [] if it returns anything else."""
+    """Call a function of the API, and return its reports as JSON, with the tables that a summary shows; [] for anything else."""
+    from dataclasses import replace
+
     import ckptcheck
     from ckptcheck.linter.report import Report, Reports
 
     positional = arguments.pop("*", [])
     function = getattr(ckptcheck, name)
     outcome = function(*positional, **arguments, observer=StderrObserver())
-    if isinstance(outcome, Report):
-        return [outcome.to_dict()]
-    return [report.to_dict() for report in outcome] if isinstance(outcome, Reports) else []
+    reports = [outcome] if isinstance(outcome, Report) else outcome if isinstance(outcome, Reports) else []
+    return [
+        replace(report, sections=tuple(one.shorter or one for one in report.sections if not one.is_idle)).to_dict()
+        for report in reports
+    ]
 
 
 def _run_first_step(arguments: dict[str, Any]) -> list[Any]:

@@ -312,6 +312,8 @@ class Observations:
     """What the engine held before and after a sleep."""
     is_fast: bool = False
     """Whether the trial left out all scoring by decoding."""
+    clears_cache: bool | None = None
+    """Whether the job resets the prefix cache after each sync, and the trial with it; None: not known."""
     sleep_skipped: str = ""
     """Why the engine did not sleep."""
     trainer_identities: dict[int, str] = field(default_factory=dict)

@@ -93,6 +93,7 @@ class RefitTrial:
             target,
             cache_unused_reason=too_short if block and not inputs.probe else "",
             is_fast=settings.logprobs and not settings.decode,
+            clears_cache=settings.clears_cache,
         )
         self._state = TrialState(
             settings, TrialPhases(settings.timeouts, nbytes, say, follow), self._trace, inputs, start, folder,

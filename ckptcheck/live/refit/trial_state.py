@@ -92,7 +92,7 @@ class TrialSettings:
     """What the engine does with a request that runs during a sync; "" if none runs."""
     sleep_level: int = 1
     """2 if the engine drops its weights when it sleeps, and syncs before it has its cache again."""
-    clears_cache: bool = False
+    clears_cache: bool | None = None
     """Whether the engine's prefix cache is reset after each sync, as the job does."""
 
 
