@@ -150,7 +150,8 @@ def _read_job(
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
     table = reader.fork(document, paths[0].parent) or reader.name
-    job.unknown_keys += list_wrong_values(job, document, table)
+    named = {id(unknown_key.leaf) for unknown_key in job.unknown_keys if unknown_key.values}
+    job.unknown_keys += [found for found in list_wrong_values(job, document, table) if id(found.leaf) not in named]
     job.issues = find_met_issues(job, document, table)
     job.defaulted = tuple(sorted(clip(name, 60) for name in document.defaulted))
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost

@@ -6,8 +6,9 @@ letter or two, is a warning. It says what the program does with such a key where
 drop it, SkyRL, AReaL and open-instruct stop at it.
 
 Of about 150 keys that take a name all values are known, from all releases (`[values]` in the `known_issues.toml` of each framework
-and engine). Another value is an error where the program stops at it, and a warning where a plugin may add values and it is almost
-one of them. A word in place of a number is a warning.
+and engine). A value that is almost one of them is an error where the program stops at all others, and a warning where a plugin may
+add some. One that is far from all of them is a warning where the program stops at it: it may be that of a newer version. A word in
+place of a number is a warning.
 
 Where neither the framework's own configuration is beside the job nor a table of all its keys is in ckptcheck, other keys are not
 checked; the first lines of the report say so (`keys`).
@@ -55,7 +56,8 @@ def check(job: Job) -> Iterator[Problem]:
                 f"{clip(leaf.key)} is {shown(leaf.value)}"
                 + (f": did you mean {unknown_key.near}?" if unknown_key.near else f", and {taken} {instead}"),
                 f"write {unknown_key.near or instead}",
-                "error" if program else "warning",
+                # What is far from every known value may be that of a newer version.
+                "error" if program and unknown_key.near else "warning",
             )
             continue
         name, near = (re.split(r"[.]|--", each)[-1].replace("-", "_") for each in (leaf.key, unknown_key.near))

@@ -3,11 +3,13 @@
 ## What it checks
 An importance correction may weigh each token, or a response as a whole: `exp` of the sum of its tokens' differences. The rule
 computes what a small bias makes of such a weight at the longest response: `exp(-bias * tokens)`. The bias is assumed: 0.001 a
-token, and 0.01 where the engine's weights or cache are quantized. A weight below 0.01 is a warning, one below 0.1 an info.
+token, and 0.01 where the engine's weights or cache are quantized. A weight below 0.01 is a warning, one below 0.1 an info, as is
+one below the bound under which a mask leaves responses out.
 
 ## Why it matters
 The bounds hold the weight from above alone. A small constant difference of kernels lets the weight of long responses go to 0: the
-job learns from short ones. With TRL's default a user measured a mean weight of 0.57, and 0.99 by token.
+job learns from short ones, and the lower bound of a mask leaves the long ones out altogether. With TRL's default a user measured a
+mean weight of 0.57, and 0.99 by token.
 
 ## How to fix
 Weigh by token: `vllm_importance_sampling_mode: token_truncate` (TRL), `rollout_is=token` (verl), `tis_ratio_type=token` (SkyRL).
@@ -47,7 +49,8 @@ def check(job: Job) -> Iterator[Problem]:
     cache = (job.text("engine.kv_cache_dtype") or "").startswith(("fp8", "nvfp4"))
     bias = QUANTIZED_BIAS if quantized or cache else PLAIN_BIAS
     weight = exp(-bias * length)
-    if weight >= SMALL_WEIGHT:
+    least = (job.number("algorithm.mask_low") or 0) if "mask" in kinds else 0
+    if weight >= max(SMALL_WEIGHT, least):
         return
     why = f" (the engine's {'weights are' if quantized else 'cache is'} quantized)" if quantized or cache else ""
     bounds = [
@@ -55,6 +58,8 @@ def check(job: Job) -> Iterator[Problem]:
         for kind in kinds
         if (bound := job.number(f"algorithm.{kind}_high")) is not None
     ]
+    if least:
+        bounds.append(f"masked below {least:g}")
     bounded = f" is {' and '.join(bounds)}" if bounds else " has no bound here"
     at = f"algorithm.{kinds[0]}"
     yield job.problem(

@@ -58,7 +58,7 @@ ELSEWHERE: dict[str, str] = {
         ckptcheck/linter/rule_index.py:describe_rule ckptcheck/linter/rule_index.py:_find_condition
         ckptcheck/linter/rule_index.py:read_index""",
     "tables of the package": """
-        ckptcheck/jobs/key_names.py:load_key_names ckptcheck/jobs/known_issues.py:load_issues
+        ckptcheck/jobs/key_names.py:load_key_names ckptcheck/jobs/known_issues.py:load_issue_table
         ckptcheck/jobs/key_names.py:load_unread_table
         ckptcheck/consumers/structures.py:_load_file ckptcheck/jobs/dated_defaults.py:load_table
         ckptcheck/jobs/key_table.py:load_key_table ckptcheck/live/runtime/engines/known_issues.py:load_known_issues""",

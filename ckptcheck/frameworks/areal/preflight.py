@@ -39,7 +39,6 @@ from ckptcheck.jobs.framework import (
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
-from ckptcheck.jobs.key_names import is_read
 from ckptcheck.jobs.key_table import load_key_table, set_from_table
 
 AREAL = "AReaL"
@@ -133,8 +132,7 @@ def _finish(job: Job, document: Document) -> None:
         set_fields({"engine.lora": FieldSource(("rollout.use_lora",))})
     if job.text("trainer.backend") == "megatron":
         set_fields(BY_MEGATRON)
-        key = f"{ACTOR}.megatron.moe_permute_fusion"
-        fusion = FieldSource((key,) if is_read("areal", key, job.defaults) else ())
+        fusion = FieldSource((f"{ACTOR}.megatron.moe_permute_fusion",))
         job.settings["trainer.moe_permute_fusion"] = read_setting(job, document, "trainer.moe_permute_fusion", fusion)
         if document.has(f"{ACTOR}.megatron.fp8_config"):
             mode = resolve(document, f"{ACTOR}.megatron.fp8_config.mode")

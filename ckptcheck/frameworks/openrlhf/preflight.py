@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.framework import (
+    Bound,
     FieldSource,
     Framework,
     count_gpus,
@@ -156,8 +158,9 @@ def _set_correction(job: Job, document: Document, of: str) -> None:
 def _set_weights(job: Job, document: Document, name: str, like: Setting, of: str) -> None:
     """Set the importance weights (`PolicyLoss`), which are those of tokens. name: how they are bounded, or none."""
     written = find_written(document, f"{ADVANTAGE}.is_correction_threshold", "vllm_is_truncated_threshold")
-    both = written.value if written is not None else [0.5, 5.0]
-    bounds = (both[0], both[1]) if isinstance(both, list) and len(both) == 2 else (None, None)
+    bounds: tuple[Bound, Bound] = (0.5, 5.0) if written is None else (None, None)
+    if written is not None and isinstance(written.value, list) and len(written.value) == 2:
+        bounds = replace(written, value=written.value[0]), replace(written, value=written.value[1])
     if name in ("icepop", "seq-mask-tis"):
         set_weights(job, like, of, weight="token", mask="token" if name == "icepop" else "geometric", kept=bounds)
     else:
