@@ -69,7 +69,8 @@ def test_json_report(here: Path) -> None:
         "message": "model-00002-of-00003.safetensors is missing, but the index places 10 tensors in it",
         "file": "model.safetensors.index.json",
         "key": "weight_map",
-        "hint": "fetch model-00002-of-00003.safetensors again; if it lies nowhere, the save or the upload did not finish: export again",
+        "hint": "fetch model-00002-of-00003.safetensors again; if it lies nowhere, the save or the upload did not finish: "
+        "export again",
     }
     codes = {*report["passed"], *(entry["code"] for entry in report["skipped"]), "IDX001"}
     assert len(codes) == len(report["passed"]) + len(report["skipped"]) + 1
