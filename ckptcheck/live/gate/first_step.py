@@ -193,8 +193,15 @@ def _describe(call: FirstStepCall, first_step: FirstStep, rows: Sequence[Row], l
     names = dict.fromkeys([first_step.loss, first_step.gradient, *gaps])
     table = tuple((name, *(row.get(name) for row in rows)) for name in names if any(name in row for row in rows))
     columns = ("the job's own number", *(f"step {number}" for number in range(1, len(rows) + 1)))
-    lines = (f"command  {shlex.join(call.command)}", f"log      {log}")
-    return Section("The job's own first step", columns if table else (), table, lines)
+    lines = [f"command  {shlex.join(call.command)}", f"log      {log}"]
+    if rows and not gaps:
+        lines.append("not seen: how far engine and trainer are apart, which the job does not log")
+    if any(row.get(first_step.gradient) == 0.0 for row in rows):
+        lines.append(
+            f"not seen: whether a sync brings new weights, since a step has none ({first_step.gradient} is 0: every group has equal"
+            " rewards?)"
+        )
+    return Section("The job's own first step", columns if table else (), table, tuple(lines))
 
 
 def _make_empty(folder: Path) -> None:

@@ -90,6 +90,7 @@ def test_what_the_step_leaves_is_judged(verl: Path, fault: str) -> None:
 def test_a_step_without_a_gradient_moves_nothing(verl: Path) -> None:
     outcome = run_gate(verl, "run.sh", *ASKED, FAULT="no gradient")
     assert (outcome.code, outcome.report["findings"]) == (0, [])
+    assert "not seen: whether a sync brings new weights" in outcome.report["sections"][1]["lines"][-1]
 
 
 UNCHECKED = {
