@@ -52,7 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ckptcheck preflight train.yaml trainer.nnodes=1",
         "ckptcheck preflight run.sh",
     ),
-    "gate": ("ckptcheck gate train.yaml --deadline '10 min'",),
+    "gate": ("ckptcheck gate train.yaml --deadline '10 min'", "ckptcheck gate run.sh --first-step"),
     "parity": (
         "ckptcheck parity record ./my-model -o r.safetensors",
         "ckptcheck parity judge r.safetensors",

@@ -70,7 +70,7 @@ def gate(
     Exit codes: 0 every stage passed, 1 findings (later stages are then left out), 2 a stage could not check, or did not fit into
     the deadline.
 
-    A gate file runs the rules, transports and Pythons that it names: read one that is not yours before you use it.
+    A gate file runs the rules, transports, Pythons and the command that it names: read one that is not yours before you use it.
 
     In Python `fail_on` is the lightest severity that ends the gate. Stages run in the order of their cost, and one with findings
     ends the gate. One that did not fit into the deadline, or could not check the job for another reason, makes the report

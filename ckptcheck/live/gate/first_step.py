@@ -70,6 +70,8 @@ class FirstStepCall(msgspec.Struct):
     """The words of the command of a script that starts the job, which gets `words`; []: `command` itself gets them."""
     before: list[str] = []
     """Words before the Python file that runs."""
+    variables: dict[str, str] = {}
+    """Further variables that the job takes from its environment."""
     python_path: str | None = None
     """PYTHONPATH as the user has it."""
     dtypes: tuple[str | None, str | None] = (None, None)
@@ -191,8 +193,15 @@ def _describe(call: FirstStepCall, first_step: FirstStep, rows: Sequence[Row], l
     names = dict.fromkeys([first_step.loss, first_step.gradient, *gaps])
     table = tuple((name, *(row.get(name) for row in rows)) for name in names if any(name in row for row in rows))
     columns = ("the job's own number", *(f"step {number}" for number in range(1, len(rows) + 1)))
-    lines = (f"command  {shlex.join(call.command)}", f"log      {log}")
-    return Section("The job's own first step", columns if table else (), table, lines)
+    lines = [f"command  {shlex.join(call.command)}", f"log      {log}"]
+    if rows and not gaps:
+        lines.append("not seen: how far engine and trainer are apart, which the job does not log")
+    if any(row.get(first_step.gradient) == 0.0 for row in rows):
+        lines.append(
+            f"not seen: whether a sync brings new weights, since a step has none ({first_step.gradient} is 0: every group has equal"
+            " rewards?)"
+        )
+    return Section("The job's own first step", columns if table else (), table, tuple(lines))
 
 
 def _make_empty(folder: Path) -> None:
@@ -217,7 +226,8 @@ def _run_command(call: FirstStepCall, folder: Path, log: JobLog, observer: Obser
         replace_file(folder / "bash_env", content.encode())
         variables |= {"BASH_ENV": str(folder / "bash_env"), "CKPTCHECK_BASH_ENV": os.environ.get("BASH_ENV", "")}
     else:
-        command[1:1] = call.before
+        program = next((place for place, word in enumerate(command) if word.endswith(".py")), len(command))
+        command[program:program] = call.before
         command += call.words
     if shutil.which(command[0]) is None:
         raise CkptcheckError(f"{command[0]} is not on the PATH", hint="run the gate in the environment of the job")
@@ -266,6 +276,7 @@ def _list_variables(call: FirstStepCall, folder: Path) -> dict[str, str]:
     path = [str(site), *([call.python_path] if call.python_path else [])]
     return {
         **os.environ,
+        **call.variables,
         "PYTHONPATH": os.pathsep.join(path),
         "CKPTCHECK_WATCH": WATCH.format(record=folder / "syncs.jsonl"),
     }

@@ -27,7 +27,7 @@ from ckptcheck.jobs.live_arguments import (
     list_score_arguments,
     resolve_engine_dtype,
 )
-from ckptcheck.jobs.open_job import list_frameworks
+from ckptcheck.jobs.open_job import list_frameworks, split_variables
 from ckptcheck.live.gate.gate_file import FIRST_STEP, GateRequest
 from ckptcheck.live.gate.launch_words import write_shell_file
 from ckptcheck.text.addresses import is_remote_address
@@ -73,6 +73,11 @@ def check_options(request: GateRequest, functions: Mapping[str, Callable[..., An
     for stage, options in request.options.items():
         known = {name for function in FUNCTIONS[stage] for name in _list_names(functions[function])} - {*OWN}
         known |= {"command"} if stage == FIRST_STEP else set()
+        command = options.get("command", "") if stage == FIRST_STEP else ""
+        if not isinstance(command, str) and not (
+            isinstance(command, list) and command and all(isinstance(word, str) for word in command)
+        ):
+            raise CkptcheckError(f"[{stage}] command is no command", hint='write it as a text: "bash run.sh"')
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), 1)
@@ -141,7 +146,7 @@ def _plan_first_step(
     if job.reader.replace("-", "_") not in list_frameworks_with("first_step"):
         return Stage(FIRST_STEP, cannot=f"ckptcheck does not know how {job.framework} runs for one step")
     first_step: FirstStep = load_framework_file(job.reader.replace("-", "_"), "first_step").FIRST_STEP
-    command, launch, cannot = _find_command(job, names, request.options.get(FIRST_STEP, {}), first_step)
+    command, launch, cannot = _find_command(job, names, request, first_step)
     if cannot:
         return Stage(FIRST_STEP, cannot=cannot)
     place = folder.absolute() / FIRST_STEP
@@ -164,25 +169,32 @@ def _plan_first_step(
         "target": request.job[0], "framework": job.framework, "reader": job.reader, "command": command, "words": words,
         "launch": launch, "before": before, "folder": str(place), "python_path": os.environ.get("PYTHONPATH"),
         "dtypes": [job.text("trainer.dtype"), resolve_engine_dtype(job)],
+        "variables": {name: value for name, value in _list_variables(request).items() if not name.isdigit()},
     }  # fmt: skip
     return Stage(FIRST_STEP, (Call("first_step", arguments),))
 
 
+def _list_variables(request: GateRequest) -> dict[str, str]:
+    """Return the variables, and the arguments of its script by their numbers, that the gate file says the job takes."""
+    given = request.options.get("preflight", {}).get("env", ())
+    return split_variables([given] if isinstance(given, str) else given)
+
+
 def _find_command(
-    job: Job, names: Sequence[str], options: Mapping[str, Any], first_step: FirstStep
+    job: Job, names: Sequence[str], request: GateRequest, first_step: FirstStep
 ) -> tuple[list[str], list[str], str]:
     """Return (the command that runs the job, the words of a script's line that starts it, why there is no command)."""
     file = names[0]
-    is_script = file.endswith(SHELL[:-1])
-    if "command" in options:
-        command = options["command"]
+    is_script = Path(file).suffix in SHELL
+    if (command := request.options.get(FIRST_STEP, {}).get("command")) is not None:
         if isinstance(command, str):
             command = shlex.split(command)
         # a command that runs the script starts the job by the script's own line
         runs_script = is_script and any(os.path.basename(word) == os.path.basename(file) for word in command)
         return list(command), list(job.launch) if runs_script else [], ""
     if is_script:
-        return ["bash", file], list(job.launch), ""
+        arguments = sorted((int(name), value) for name, value in _list_variables(request).items() if name.isdigit())
+        return ["bash", file, *(value for _, value in arguments)], list(job.launch), ""
     if file.endswith(".py"):
         return ["python" if shutil.which("python") else "python3", file], [], ""
     if first_step.program and len(names) == 1:

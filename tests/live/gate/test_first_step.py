@@ -90,6 +90,7 @@ def test_what_the_step_leaves_is_judged(verl: Path, fault: str) -> None:
 def test_a_step_without_a_gradient_moves_nothing(verl: Path) -> None:
     outcome = run_gate(verl, "run.sh", *ASKED, FAULT="no gradient")
     assert (outcome.code, outcome.report["findings"]) == (0, [])
+    assert "not seen: whether a sync brings new weights" in outcome.report["sections"][1]["lines"][-1]
 
 
 UNCHECKED = {
@@ -258,10 +259,14 @@ def test_a_script_that_parses_its_command_line_gets_the_words(trl: Path) -> None
     assert words[:3] == ["--use_vllm=true", "--model_name_or_path=tiny", "--max_steps=2"]
 
 
-@pytest.mark.parametrize("job", ["train.py", "run.sh"])
+@pytest.mark.parametrize("job", ["train.py", "run.sh", "gate.toml"])
 def test_a_configuration_in_python_is_set_where_the_trainer_is_made(trl: Path, job: str) -> None:
     (trl / "train.py").write_text(IN_CODE, encoding="utf-8")
     (trl / "run.sh").write_text("python3 train.py 2>&1 | tee log\n", encoding="utf-8")
+    (trl / "gate.toml").write_text(
+        'job = "train.py"\nstages = ["preflight", "first-step"]\n[first-step]\ncommand = "env N=1 python3 train.py"\n',
+        encoding="utf-8",
+    )
     outcome = run_gate(trl, job, *ASKED)
     assert outcome.stages["first-step"] == "clean", outcome.report
     words = (trl / "words.txt").read_text(encoding="utf-8").splitlines()
@@ -284,6 +289,28 @@ def test_a_job_of_nemo_rl_runs_by_the_users_command(tmp_path: Path) -> None:
     assert outcome.stages["first-step"] == "clean"
     words = (tmp_path / "words.txt").read_text(encoding="utf-8").splitlines()
     assert words[:3] == ["--config", "grpo.yaml", "++grpo.max_num_steps=2"]
+
+
+def test_variables_and_arguments_of_a_gate_file_reach_the_job(verl: Path) -> None:
+    (verl / "run.sh").write_text(
+        f"python3 -m verl.trainer.main_ppo {VERL} trainer.project_name=$NAME $1\n", encoding="utf-8"
+    )
+    (verl / "gate.toml").write_text(
+        'job = "run.sh"\nstages = ["preflight", "first-step"]\n[preflight]\nenv = ["NAME=mine", "1=trainer.nnodes=1"]\n',
+        encoding="utf-8",
+    )
+    assert run_gate(verl, "gate.toml").stages["first-step"] == "clean"
+    words = (verl / "words.txt").read_text(encoding="utf-8").splitlines()
+    assert words[3:5] == ["trainer.project_name=mine", "trainer.nnodes=1"]
+
+
+def test_a_command_that_is_none_is_refused(verl: Path) -> None:
+    (verl / "gate.toml").write_text('job = "run.sh"\n[first-step]\ncommand = 3\n', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptcheck", "gate", "gate.toml"], cwd=verl, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "[first-step] command is no command" in done.stderr
 
 
 def test_a_framework_without_a_first_step_is_incomplete(tmp_path: Path) -> None:
