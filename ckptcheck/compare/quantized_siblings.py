@@ -18,6 +18,7 @@ from math import isfinite, log, prod, sqrt
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.quantization.scales import iter_scales
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage
 from ckptcheck.compare.bridge.tensor_layout import LayoutError
 from ckptcheck.compare.matching.quantized.formats import open_quantized_weight
@@ -27,6 +28,7 @@ from ckptcheck.values.detectors.roles import name_pattern
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.views import QuantizedCheckpoint
     from ckptcheck.compare.matching.tensor_files import TensorFiles
 
 FACTORS = (
@@ -35,6 +37,8 @@ FACTORS = (
 """Roles of scales that multiply the numbers of a weight."""
 DIVISORS = ("weight_global_scale",)
 """The roles among them whose scale divides."""
+SCALE_FACTOR = 10_000
+"""Largest factor of a lone scale over its siblings' scales: no two layers are known to differ so much."""
 LARGEST_PACKED = 8.0
 """About the largest number of four bits."""
 MIN_SIBLINGS = 4
@@ -321,3 +325,22 @@ def _choose_blocks(weight: ScaledWeight) -> list[tuple[tuple[int, int], tuple[in
     width = min(inputs, max(group, MIN_INPUTS // group * group)) if group % 32 == 0 else inputs
     starts = sorted({(inputs - width) * (block + 1) // (BLOCKS + 1) // width * width for block in range(BLOCKS)})
     return [((0, rows), (start, min(start + width, inputs))) for start in starts]
+
+
+def find_absurd_scales(ckpt: QuantizedCheckpoint) -> dict[str, tuple[float, float]]:
+    """Return scale → (its largest number, its siblings' typical one), for scales that are far too large."""
+    siblings: dict[str, list[tuple[str, float]]] = {}
+    for name, _, part in iter_scales(ckpt):
+        stats = ckpt.values.tensors.get(name)
+        # 255 is NaN, which QNT010 reports.
+        if stats is None or not stats.absmax or (part.dtype == "U8" and stats.absmax == 255):
+            continue
+        largest = 2.0 ** (stats.absmax - 127) if part.dtype == "U8" else stats.absmax
+        siblings.setdefault(name_pattern(name), []).append((name, largest))
+    found = {}
+    for members in siblings.values():
+        typical = median(largest for _, largest in members)
+        for name, largest in members if len(members) >= 3 else ():
+            if largest > SCALE_FACTOR * typical:
+                found[name] = (largest, typical)
+    return found

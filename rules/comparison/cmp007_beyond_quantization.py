@@ -21,8 +21,7 @@ of a step.
 
 ## When it can be wrong
 GPTQ corrects later columns for the errors of earlier ones, so its numbers are not the nearest ones: a mean distance below one
-step is the warning CMP009. Rotated weights (QuaRot, SpinQuant) are compared as
-CMP005 says.
+step is the warning CMP009. Rotated weights (QuaRot, SpinQuant) are compared as CMP005 says.
 
 ## Seen in
 vllm-project/vllm#5915, NVIDIA/Model-Optimizer#1807, unslothai/unsloth#6200, vllm-project/llm-compressor#2630

@@ -42,11 +42,12 @@ config gives no number, and of parts that only some releases of a family have.
 
 ## Seen in
 sgl-project/sglang#16235, NVIDIA/Megatron-LM#1304, NVIDIA/Megatron-LM#1583, huggingface/transformers#24381 (layers);
-verl-project/verl#2086, KempnerInstitute/KempnerForge#202, NVIDIA-NeMo/Megatron-Bridge#1716, alibaba/Pai-Megatron-Patch#633
-(experts); NVIDIA-NeMo/Megatron-Bridge#4657 (router bias); NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892 (parts of
-layers); paiml/entrenar#258 (biases); huggingface/transformers#34759, huggingface/transformers#43159 (embedding);
-huggingface/transformers#45357, jundot/omlx#1006 (towers); QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324,
-hiyouga/LlamaFactory#4379 (heads); vllm-project/vllm#35548 (prediction)
+verl-project/verl#2086, KempnerInstitute/KempnerForge#202, NVIDIA-NeMo/Megatron-Bridge#1716, alibaba/Pai-Megatron-Patch#633,
+NVIDIA/Model-Optimizer#1631 (experts); NVIDIA-NeMo/Megatron-Bridge#4657 (router bias); NVIDIA-NeMo/RL#2124,
+NVIDIA-NeMo/Megatron-Bridge#2892 (parts of layers); paiml/entrenar#258 (biases); huggingface/transformers#34759,
+huggingface/transformers#43159 (embedding); huggingface/transformers#45357, jundot/omlx#1006, modelscope/ms-swift#9172 (towers);
+vllm-project/vllm#50355 (a prefix); QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324, hiyouga/LlamaFactory#4379 (heads);
+vllm-project/vllm#35548 (prediction)
 """
 
 from collections.abc import Iterator

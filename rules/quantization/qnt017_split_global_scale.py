@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.quantization.scales import iter_scales
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.compare.quantized_siblings import find_absurd_scales
 from ckptcheck.text.formatting import natural_sort_key
 
 ROLES = ("weight_global_scale", "weight_scale_2")
@@ -51,7 +52,14 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             stats = ckpt.values.tensors.get(name)
             if whole is not None and stats is not None:
                 scales_by_module.setdefault((module, whole), {})[name] = stats.absmax
-    split = {key: scales for key, scales in scales_by_module.items() if len(set(scales.values())) > 1}
+    absurd = find_absurd_scales(
+        ckpt
+    )  # QNT030's: a damaged scale, of which another one beside it is no fault of a quantizer
+    split = {
+        key: scales
+        for key, scales in scales_by_module.items()
+        if len(set(scales.values())) > 1 and absurd.keys().isdisjoint(scales)
+    }
     if split:
         first = split[min(split, key=lambda key: natural_sort_key(key[0]))]
         names = sorted(first)

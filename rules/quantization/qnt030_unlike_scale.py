@@ -37,22 +37,22 @@ vllm-project/vllm#53537, NVIDIA/Model-Optimizer#1807 (scales under the name of t
 """
 
 from collections.abc import Iterator
-from statistics import median
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.quantization.scales import iter_scales
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
-from ckptcheck.compare.quantized_siblings import find_unlike_quantized_weights, measure_absurd_scales
-from ckptcheck.values.detectors.roles import name_pattern
+from ckptcheck.compare.quantized_siblings import (
+    find_absurd_scales,
+    find_unlike_quantized_weights,
+    measure_absurd_scales,
+)
 
 FACTOR = 10.0
-SCALE_FACTOR = 10_000
-"""Largest factor of a lone scale over its siblings' scales: no two layers are known to differ so much."""
 
 
 @rule("QNT030", "unlike-scale", severity="error", on="quantization")
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
-    absurd = _find_absurd_scales(ckpt)
+    absurd = find_absurd_scales(ckpt)
     for name, (largest, typical) in absurd.items():
         yield Problem(
             f"its largest scale is {largest:.3g}, where {typical:.3g} is typical of its sibling layers: "
@@ -92,22 +92,3 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             "unquantized checkpoint shows the factor",
         )
     ckpt.require_values()
-
-
-def _find_absurd_scales(ckpt: QuantizedCheckpoint) -> dict[str, tuple[float, float]]:
-    """Return scale → (its largest number, its siblings' typical one), for scales that are far too large."""
-    siblings: dict[str, list[tuple[str, float]]] = {}
-    for name, _, part in iter_scales(ckpt):
-        stats = ckpt.values.tensors.get(name)
-        # 255 is NaN, which QNT010 reports.
-        if stats is None or not stats.absmax or (part.dtype == "U8" and stats.absmax == 255):
-            continue
-        largest = 2.0 ** (stats.absmax - 127) if part.dtype == "U8" else stats.absmax
-        siblings.setdefault(name_pattern(name), []).append((name, largest))
-    found = {}
-    for members in siblings.values():
-        typical = median(largest for _, largest in members)
-        for name, largest in members if len(members) >= 3 else ():
-            if largest > SCALE_FACTOR * typical:
-                found[name] = (largest, typical)
-    return found

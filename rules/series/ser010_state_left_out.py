@@ -23,7 +23,8 @@
 huggingface/transformers#35782 (a job that was stopped while it saved: the last folder lacks the trainer's state, and no resume
 gets past it), vllm-project/speculators#739 (a resume takes any folder with a number). Measured with transformers 5.19.0: without
 trainer_state.json it raises FileNotFoundError; without optimizer.pt or scheduler.pt it trains on from a new optimizer at step 1 of
-the schedule. accelerate 1.15.0 and megatron-core 0.16.1 raise without each file that is an error here
+the schedule. accelerate 1.15.0 and megatron-core 0.16.1 raise without each file that is an error here. Held to kills of ckpt-chaos
+0.1.8 at each file of a save of the Trainer, accelerate, torch.distributed.checkpoint and its own loop
 """
 
 from collections.abc import Iterator, Sequence

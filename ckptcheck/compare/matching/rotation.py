@@ -32,6 +32,8 @@ BLOCK = 64
 """Rows or columns that are judged together: a part of a matrix that is not rotated shows in one of them."""
 PLAIN_ERROR = 0.05
 """Relative error that rounding to 16 bits explains: embedding, norm and matrix are rounded, each by 2^-9."""
+LEAST_SHARE = 0.25
+"""Share of the matrices that follow a rotation at least: with norms that were not folded in, still all that write the stream."""
 LEAST_CHANGE = 0.5
 """Relative change of the embedding from which it may be rotated; a random rotation makes 1.4."""
 
@@ -57,7 +59,7 @@ def find_rotation(
     heads: int | None,
     is_declared: bool,
 ) -> Rotation | None:
-    """Return what follows the rotation of the embedding; None if it is not rotated.
+    """Return what follows the rotation of the embedding; None if it is not rotated, or hardly a matrix follows.
 
     Raises as `QuantizedWeight.dequantize_rows`.
 
@@ -81,8 +83,8 @@ def find_rotation(
     for norm, readers in iter_norm_readers(pairs, head=head, is_tied=False):
         weights = [read_rows(side, file, 0, width) for side, file in zip((norm.first, norm.second), files, strict=True)]
         ours, theirs = weights
-        if ours is None or theirs is None or not (np.ptp(ours) == 0 or np.ptp(theirs) == 0):
-            continue  # a norm that still scales channels does not commute with a rotation
+        if ours is None or theirs is None:
+            continue
         norms.update((reader.name, (ours + is_centred, theirs + is_centred)) for reader in readers)
         if all(pair.first.shape[-1] == width for pair in readers):
             rotation.explained.add(norm.name)
@@ -108,6 +110,8 @@ def find_rotation(
         else:
             rotation.broken[pair.name] = "not rotated with it"
     _judge_turned(rotation, turned, by_name, heads=heads, is_declared=is_declared)
+    if len(rotation.consistent) < LEAST_SHARE * (len(rotation.consistent) + len(rotation.broken)):
+        return None  # the embedding alone is another one
     rotation.explained.update(rotation.consistent)
     return rotation
 

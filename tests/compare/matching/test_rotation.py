@@ -112,6 +112,35 @@ def test_inputs_that_the_engine_turns(tmp_path: Path, declared: bool) -> None:
     assert [code for code, _ in findings] == ([] if declared else ["CMP005"])
 
 
+def test_channels_in_another_order_are_a_rotation_too(tmp_path: Path) -> None:
+    order = np.random.default_rng(6).permutation(HIDDEN)
+    tensors = whole()
+    readers = [*TABLES, *(f"{LAYER}{one}.weight" for one in (*ATTENTION, *FEED_FORWARD))]
+    norms = ["model.norm.weight", *(f"{LAYER}{one}.weight" for one in NORMS)]
+    permuted = {
+        name: value[..., order] if name in [*readers, *norms] else value[order] for name, value in tensors.items()
+    }
+    assert found(compare(tmp_path, permuted, quantized=False)) == []
+
+
+def test_norms_that_were_not_folded_in_do_not_follow(tmp_path: Path) -> None:
+    rotated, tensors = rotate(whole()), whole()
+    for norm in NORMS:
+        rotated[f"{LAYER}{norm}.weight"] = tensors[f"{LAYER}{norm}.weight"]
+    [(code, message)] = found(compare(tmp_path, rotated, quantized=False))
+    assert code == "CMP005"
+    assert "5 matrices not rotated with it" in message
+
+
+def test_an_embedding_that_alone_is_turned_is_the_fault(tmp_path: Path) -> None:
+    tensors = whole()
+    tensors[TABLES[0]] = np.ascontiguousarray(tensors[TABLES[0]][:, ::-1])
+    [(code, message)] = found(compare(tmp_path, tensors, quantized=False))
+    assert code == "CMP005"
+    assert TABLES[0] in message
+    assert "rotation" not in message
+
+
 def spoil(tensors: Tensors) -> None:
     tensors["lm_head.weight"][:64] = tensors["lm_head.weight"][64:].copy()
 
