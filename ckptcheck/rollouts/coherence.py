@@ -48,7 +48,7 @@ NONSENSE: Mapping[str, str] = {
     "control": "control characters",
     "stutter": "tokens that repeat the one before",
 }
-"""What shows that a text is none → how a message says it. Of 20,256 pieces of 300 characters of real text (15 languages, six
+"""What shows that a text is none → how a message says it. Of 20,256 pieces of 300 characters of real text (15 languages, five
 programming languages, JSON, manuals), tokenized as SmolLM2 and Llama 3 do, 24 are taken for pieces of words, 8 hold control
 characters and 6 stutter; of 24,000, 6 are marks without words."""
 JUDGED_TOKENS = 512
