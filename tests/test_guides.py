@@ -21,6 +21,7 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and not line.startswith("| what the guide asks")
 ]
+FILES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
 NO_COMMAND = re.compile(r"none\b|refused|not (?:loaded|run)|the (?:same|report|first call)|said as|info where|\[.+\]\(")
 """How the second cell of a row begins that names no command."""
 
@@ -43,6 +44,15 @@ def test_a_row_names_what_does_it_and_what_holds_it(row: list[str]) -> None:
         assert {word.partition("=")[0] for option, word in given if option == "--set"} <= declared, command
 
 
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
+def test_a_test_that_a_row_names_is_of_its_command(row: list[str]) -> None:
+    """One of the tests at least lies in a file that names the command."""
+    names = re.findall(r"\btest_\w+(?:\.py)?", row[2])
+    verbs = {words.removeprefix("parity ").split()[0] for words in re.findall(r"`([^`]+)`", row[1])}
+    texts = [text for path, text in FILES.items() if any(path.name == name or f"def {name}(" in text for name in names)]
+    assert not names or not verbs or any(verb in text for verb in verbs for text in texts)
+
+
 def test_severities_are_those_of_the_rules() -> None:
     said = re.findall(r"\b([a-z]+(?:-[a-z]+)+)[:,] (?:an? )?(error|warning|info)\b", PAGE)
     assert said
@@ -54,11 +64,10 @@ def test_severities_are_those_of_the_rules() -> None:
 
 
 def test_the_tests_that_it_names_are_there() -> None:
-    files = list((ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"\btest_\w+(?:\.py)?", PAGE))
     assert len(named) > 30
-    there = {path.name for path in files}
-    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    there = {path.name for path in FILES}
+    text = "\n".join(FILES.values())
     for name in named:
         assert name in there or f"def {name}(" in text, name
 

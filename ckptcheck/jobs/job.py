@@ -346,6 +346,8 @@ class Job(EvidenceDefaults):
             "framework": describe_version(self.defaults) if self.defaults is not None else self.framework,
             "engine": f"{self.engine} {self.engine_version or '(no file names its version)'}"
             if self.engine
+            else "none: it trains on recorded rollouts"
+            if self.flag("debug.train_only") or self.text("debug.load_rollouts") is not None
             else "not known",
             "files": list(self.files),
             "settings": f"{written} of the job, {len(known) - written} defaults",

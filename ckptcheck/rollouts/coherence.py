@@ -40,15 +40,16 @@ have their tokens far behind, and names of functions are long, so that neither a
 STUTTERED = re.compile(r"[A-Za-z\u00c0-\u024f,.;:!?]")
 STUTTER = 0.1
 """The share of tokens, with letters or marks, that repeat the one before. Blanks, digits and rules of tables do in sound text."""
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+"""Control characters but blanks, and escape, which colours what terminals print."""
 NONSENSE: Mapping[str, str] = {
     "marks": "marks without words",
     "pieces": "pieces of rare words put together",
     "control": "control characters",
     "stutter": "tokens that repeat the one before",
 }
-"""What shows that a text is none → how a message says it. Of 20,310 pieces of 300 characters of real text (15 languages, six
-programming languages, JSON, manuals), tokenized as SmolLM2 and Llama 3 do, 23 are taken for pieces of words, 10 hold control
+"""What shows that a text is none → how a message says it. Of 20,256 pieces of 300 characters of real text (15 languages, five
+programming languages, JSON, manuals), tokenized as SmolLM2 and Llama 3 do, 24 are taken for pieces of words, 8 hold control
 characters and 6 stutter; of 24,000, 6 are marks without words."""
 JUDGED_TOKENS = 512
 """Most tokens of a response whose text is read."""
@@ -125,8 +126,9 @@ def measure_nonsense(
 ) -> dict[int, str | None]:
     """Return sequence → what shows that its response is no text, a key of `NONSENSE`; None for nothing.
 
-    Only for responses of at least `LEAST` tokens. vocabulary: how many tokens there are; None if that is not known.
+    Only for responses of at least `LEAST` tokens under the mask. vocabulary: how many tokens there are; None if that is not known.
     """
+    masks = rollouts.columns.get("response_mask")
 
     @cache
     def read(token: int) -> str:
@@ -134,7 +136,10 @@ def measure_nonsense(
 
     found = {}
     for sequence in range(rollouts.sequence_count):
-        response = rollouts.tokens[rollouts.sequence(sequence)][int(rollouts.prompt_lengths[sequence]) :]
+        inside, prompt = rollouts.sequence(sequence), int(rollouts.prompt_lengths[sequence])
+        response = rollouts.tokens[inside][prompt:]
+        if masks is not None:
+            response = response[masks[inside][prompt:].astype(bool)]
         if len(response) >= LEAST:
             tokens = [token for token in response[:JUDGED_TOKENS].tolist() if token >= 0]
             found[sequence] = find_nonsense(decode(tokens), tokens, read, vocabulary)

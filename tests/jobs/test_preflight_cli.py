@@ -148,6 +148,12 @@ def test_what_to_change_where_an_engine_dies(flags: str, expected: list[str], tm
     assert title not in call("run.sh", folder=tmp_path).stdout
 
 
+@pytest.mark.parametrize("flag", ["--debug-train-only", "--load-debug-rollout-data /data/{rollout_id}.pt"])
+def test_a_job_that_starts_no_engine_says_so(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"python3 train.py --hf-checkpoint /model {flag}\n")
+    assert open_job([str(tmp_path / "run.sh")]).reading["engine"] == "none: it trains on recorded rollouts"
+
+
 def test_a_pipelinerl_job_is_offered_every_step(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model_path: org/model\nfinetune: {rl: {}}\nvllm_config: {use_v1: true}\n")
     verbs = [

@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from ckptcheck.rollouts.coherence import find_nonsense
+from ckptcheck.rollouts import Rollout, build_rollouts
+from ckptcheck.rollouts.coherence import find_nonsense, measure_nonsense
 
 COMMON, RARE = 500, 30_000
 """Ids from which on the pieces of a text are numbered, of a vocabulary of 49,152."""
@@ -46,3 +47,16 @@ def test_an_unknown_vocabulary_tells_nothing_of_rare_tokens() -> None:
     words = ["eforestationpansouts"] * 9
     found = [find_nonsense(" ".join(words), range(40_000, 40_009), lambda _: "xy", size) for size in (49_152, None)]
     assert found == ["pieces", None]
+
+
+def test_what_a_tool_printed_is_not_the_models_text() -> None:
+    tokens = [1, 2, *range(40, 60), *[7] * 20]
+    alone, masked = (
+        build_rollouts([Rollout(tokens, 2, [-0.5] * 40, mask=mask)]) for mask in (None, [True] * 20 + [False] * 20)
+    )
+    text = "The harbour freezes from the edges inwards."
+    found = [
+        measure_nonsense(rollouts, lambda ids: "," if set(ids) == {7} else text, None) for rollouts in (alone, masked)
+    ]
+    assert found == [{0: "stutter"}, {0: None}]
+    assert find_nonsense("\x1b[32mpassed\x1b[0m in 3.2 s", [5, 6], lambda _: "x", None) is None
