@@ -171,7 +171,9 @@ def main() -> None:
                 sys.stdout.flush()
             _exit_now(2)
         message = format_message().rstrip(".").replace("Value error, ", "")
-        message = message.replace("not a valid int range", "no whole number").replace("not a valid float range", "no number")
+        message = message.replace("not a valid int range", "no whole number").replace(
+            "not a valid float range", "no number"
+        )
         _exit_with_error(message, _point_to_help(error))
 
 
