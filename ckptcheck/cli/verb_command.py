@@ -333,14 +333,15 @@ def _write_part(verb: Verb, written: Given, arguments: dict[str, Any], values: M
     own = [name for name in (*OF_REPORTS, "on", "diff") if name != "output"]
     own += ["config"] if "config" not in verb.parameters else []
     written.reject(own, "with --part: ckptcheck join makes the report")
-    if len(values["output"] or ()) != 1:
+    folders = values["output"] if isinstance(values["output"], list) else [values["output"]]  # a manifest has one
+    if len(folders) != 1 or folders[0] is None:
         raise UsageError("--part needs the folder of all parts", hint="give it with -o")
     arguments.pop("output", None)
     targets: list[Any] = []
     for name in [name for name, each in verb.parameters.items() if isinstance(each.declared, Argument)]:
         value = arguments.pop(name, None)
         targets += value if isinstance(value, list) else [] if value is None else [value]
-    write_part(cast(Any, verb.name), *targets, part=values["part"], folder=values["output"][0], **arguments)
+    write_part(cast(Any, verb.name), *targets, part=values["part"], folder=folders[0], **arguments)
     raise typer.Exit(0)
 
 

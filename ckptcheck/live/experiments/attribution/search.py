@@ -241,8 +241,18 @@ class Attribution(EvidenceDefaults):
                 result = "no" if step.trial is None else f"no: it stays {step.trial.description}"
             removed = f"{step.removed:.0%}" if step.is_cause else None
             rows.append((step.name, step.layer, step.before, step.after, removed, result))
+        if not self.search.tokens or self.is_at_floor:
+            return ()
         columns = ("experiment", "layer", "mean |Δ|", "with it", "removed", "result")
-        return (Section("Experiments", columns, tuple(rows)),) if self.search.tokens and not self.is_at_floor else ()
+        skipped: dict[str, list[str]] = {}
+        for step in self.search.steps:
+            if step.skipped and step.was_run:
+                skipped.setdefault(step.skipped, []).append(step.name)
+        ran = tuple(
+            row for row, step in zip(rows, self.search.steps, strict=True) if not (step.skipped and step.was_run)
+        )
+        lines = tuple(f"skipped, as {reason}: {', '.join(names)}" for reason, names in skipped.items())
+        return (Section("Experiments", columns, tuple(rows), shorter=Section("Experiments", columns, ran, lines)),)
 
     @property
     def is_at_floor(self) -> bool:

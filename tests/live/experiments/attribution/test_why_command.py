@@ -106,7 +106,7 @@ def test_what_only_a_forward_could_tell_is_skipped_and_said(here: Path) -> None:
     assert said.returncode == 1, said.stderr
     assert "the cause of 100% of the gap is unknown" in said.stdout
     assert "experiments were skipped: " in said.stdout
-    assert "skipped: no engine is given" in said.stdout
+    assert "skipped, as no engine is given: " in said.stdout
     assert why(here, "noisy.safetensors").returncode == 0
 
 
