@@ -26,7 +26,7 @@ NAMES = sorted(file.parent.name.replace("_", "-") for file in FOLDERS.glob("*/kn
 ISSUES = [pytest.param(name, issue, id=f"{name}-{issue.source}") for name in NAMES for issue in load_issues(name)]
 SOURCE = re.compile(r"[\w.-]+/[\w.-]+(#\d+|@[0-9a-f]{7,12}| \d+(\.\d+)+)")
 ENGINES = ("vllm", "sglang")
-FORKS = {"miles": {"custom_generate_function_path": "miles.rollout"}}
+FORKS = {"miles": {"custom_reward_post_process_path": "miles.rollout"}}
 """Fork → a key by which its jobs are recognised."""
 UNLISTED = (
     TRAINING_ARGUMENTS
