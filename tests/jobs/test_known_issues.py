@@ -36,10 +36,15 @@ UNLISTED = (
         "accelerate_config",
         "train.gpus",
         "rollout.gpus",
+        "actor.use_cispo_loss",
+        "actor.enable_delta_weight_update",
+        "gconfig.reward_normalization",
+        "rollout.deterministic_sampling",
+        "gconfig.seed",
     }
 )
-"""Keys that the tables of keys leave out: those of transformers and accelerate, one that verl's configuration has as null, and
-those of ms-swift's groups of Ray."""
+"""Keys that the tables of keys leave out: those of transformers and accelerate, one that verl's configuration has as null, those of
+ms-swift's groups of Ray, and five that AReaL 2.0.0 has and the commits of its table do not."""
 OTHERS: tuple[Wanted, ...] = (False, True, 1, 2, 64, "other", 0.5, 0)
 
 
