@@ -61,6 +61,8 @@ def search_version(table: Table, text: str, name: str, *, is_own: bool = False) 
         return FrameworkVersion(text.strip(), f"{name}:1")
     for pattern in _patterns(table):
         for match in pattern.finditer(text):
+            if match[0].count("{") > match[0].count("}") and match[0].startswith("name"):
+                continue  # the version of a dependency, in a table of its own
             version = next((group for group in match.groups() if group), "")
             if pattern.pattern.startswith("(?P<image>"):
                 version = _version_of_tag(match["tag"])

@@ -77,6 +77,8 @@ def test_versions_choose_the_row() -> None:
         ("verl", "FROM verlai/verl:vllm017.latest", None),
         ("verl", "FROM somebody/overlay==1.0\nnot-verl==0.1", None),
         ("verl", '[[package]]\nname = "verl"\nversion = "0.8.0"\n', "0.8.0"),
+        ("verl", 'name = "verl"\nsource = { editable = "." }\ndeps = [{ name = "ray", version = "2.1" }]', None),
+        ("verl", 'name = "verl"\nauthors = [{ name = "x" }]\nversion = "0.8.0"', "0.8.0"),
         ("slime", "docker pull slimerl/slime:nightly-dev-20260601a", "2026-06-01"),
         ("slime", "docker pull slimerl/slime:v0.2.4", "0.2.4"),
         ("slime", "docker pull slimerl/slime:latest", None),

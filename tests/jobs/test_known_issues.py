@@ -26,7 +26,7 @@ NAMES = sorted(file.parent.name.replace("_", "-") for file in FOLDERS.glob("*/kn
 ISSUES = [pytest.param(name, issue, id=f"{name}-{issue.source}") for name in NAMES for issue in load_issues(name)]
 SOURCE = re.compile(r"[\w.-]+/[\w.-]+(#\d+|@[0-9a-f]{7,12}| \d+(\.\d+)+)")
 ENGINES = ("vllm", "sglang")
-FORKS = {"miles": {"custom_generate_function_path": "miles.rollout"}}
+FORKS = {"miles": {"custom_reward_post_process_path": "miles.rollout"}}
 """Fork → a key by which its jobs are recognised."""
 UNLISTED = (
     TRAINING_ARGUMENTS
@@ -36,10 +36,15 @@ UNLISTED = (
         "accelerate_config",
         "train.gpus",
         "rollout.gpus",
+        "actor.use_cispo_loss",
+        "actor.enable_delta_weight_update",
+        "gconfig.reward_normalization",
+        "rollout.deterministic_sampling",
+        "gconfig.seed",
     }
 )
-"""Keys that the tables of keys leave out: those of transformers and accelerate, one that verl's configuration has as null, and
-those of ms-swift's groups of Ray."""
+"""Keys that the tables of keys leave out: those of transformers and accelerate, one that verl's configuration has as null, those of
+ms-swift's groups of Ray, and five that AReaL 2.0.0 has and the commits of its table do not."""
 OTHERS: tuple[Wanted, ...] = (False, True, 1, 2, 64, "other", 0.5, 0)
 
 
