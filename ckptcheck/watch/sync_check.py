@@ -78,7 +78,8 @@ class SyncCheck:
         """Send the numbers of the sync, and its findings, to one place."""
         step = self._watch.number if self._sync.step is None else self._sync.step
         added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
-        sink.log({**measure_sync(self._sync, previous, report), **added}, step)
+        if not self._sync.missing:
+            sink.log({**measure_sync(self._sync, previous, report), **added}, step)
         for finding in report.findings if report is not None else ():
             sink.alert(finding, step)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
-from ckptcheck.runs.history.history import History
+from ckptcheck.runs.history.history import build_history
 from ckptcheck.runs.history.record import KEEP, Record, SyncRecord
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
@@ -87,6 +87,12 @@ class WatchState:
         self.warned: set[str] = set()
         self.names: set[str] = set()
         """Names of the tensors that the trainer sent at any sync: an adapter may come without its base."""
+        self.engine_before: dict[str, str] = {}
+        """``rank/name`` → digest of what the engine held after the last sync; empty where nobody looked, or the sync failed."""
+        self.suspects: frozenset[str] = frozenset()
+        """Names that the engine held otherwise than they were sent, of which the next sync keeps a copy to tell how."""
+        self.may_look_before = False
+        """Whether the engine's memory can be read when a sync begins to send: an engine that sleeps has none."""
         self._rules: list[Rule] = []
         self._reported: set[tuple[str | None, ...]] = set()
         """The `_identify` of each finding on the syncs so far."""
@@ -190,9 +196,9 @@ class WatchState:
         old = self._reported
         if len(kept) < len(self.last):
             # dropping the oldest syncs can raise a finding, which is not new either
-            old |= set(map(_identify, run_rules(History(target, tuple(kept)), self._rules).findings))
+            old |= set(map(_identify, run_rules(build_history(target, kept), self._rules).findings))
         self.last = [*kept, sync]
-        report = run_rules(History(target, tuple(self.last)), self._rules)
+        report = run_rules(build_history(target, self.last), self._rules)
         self._reported = set(map(_identify, report.findings))
         new_findings = tuple(finding for finding in report.findings if _identify(finding) not in old)
         return Report(
@@ -207,12 +213,12 @@ class WatchState:
 
 
 def _identify(finding: Finding) -> tuple[str | None, ...]:
-    """Return the part of a finding that stays the same from sync to sync: its code, its tensor, and the sync at which it began.
+    """Return the part of a finding that stays the same from sync to sync: code, severity, tensor, and the sync at which it began.
 
     The rest of its message may change, such as the number of probes for which a gap has lasted.
     """
     begins = re.match(r"(step|sync) \d+: ", finding.message)
-    return (finding.code, finding.key, begins[0] if begins else finding.message)
+    return (finding.code, finding.severity, finding.key, begins[0] if begins else finding.message)
 
 
 def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:

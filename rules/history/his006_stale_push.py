@@ -30,14 +30,17 @@ def check(history: History) -> Iterator[Problem]:
     old_names: dict[int, dict[int, list[str]]] = {}
     for pair in history.step_pairs:
         found = old_names.setdefault(pair.index, {})
-        for name in trainable_matrices(pair.sent_changed):
+        for name in trainable_matrices(pair.sent_changed - history.sent_otherwise):
             digest = pair.after.sent[name]
             for index in range(pair.before_index - 1, -1, -1):
                 older = history.syncs[index]
                 if older.run == pair.after.run and older.sent.get(name) == digest:
                     found.setdefault(index, []).append(name)
                     break
-    changed = {pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed)) for pair in history.step_pairs}
+    changed = {
+        pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed - history.sent_otherwise))
+        for pair in history.step_pairs
+    }
     causes = history.follow((at, [name for each in found.values() for name in each]) for at, found in old_names.items())
     for indices, concerned in causes:
         for index, names in sorted(old_names[indices[0]].items()):

@@ -3,7 +3,8 @@
 ## What it checks
 - Within one process, and until it restarts its count of steps, the number of steps from sync to sync is constant, such
   as 1 for a job that syncs after every step. The rule reports a pause that is a multiple of that number.
-- The rule needs at least four pauses, of which at most a quarter are longer than the others. Other pauses mean that the
+- Where the watch sees rollouts begin (TRL), each step that generates has a sync of its own, and one is enough to tell.
+- Otherwise the rule needs at least four pauses, of which at most a quarter are longer than the others. Other pauses mean that the
   job has another schedule, and the rule says nothing, unless every n-th sync is missing (n being 4 or more).
 
 ## Why it matters
@@ -28,6 +29,7 @@ from itertools import pairwise
 
 from ckptcheck import Problem, rule
 from ckptcheck.runs.history.history import History
+from ckptcheck.runs.history.record import SyncRecord
 from ckptcheck.text.formatting import count
 
 PAUSES = 4
@@ -61,9 +63,12 @@ def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:
     "skipped-sync",
     severity="warning",
     on="history",
-    when=lambda history: not history.damaged_lines and bool(_list_pauses(history)),
+    when=lambda history: bool(_list_missing(history)) or (not history.damaged_lines and bool(_list_pauses(history))),
 )
 def check(history: History) -> Iterator[Problem]:
+    if _list_missing(history):
+        yield from _describe_missing(history)
+        return
     for pauses in _list_pauses(history):
         (usual, number), *_ = Counter(steps for steps, _, _ in pauses).most_common(1)
         longer = [pause for pause in pauses if pause[0] > usual]
@@ -77,6 +82,33 @@ def check(history: History) -> Iterator[Problem]:
             f"{history.label(after)}: {count(steps // usual - 1, 'sync')} missing since {history.label(before)},"
             f" in a job that syncs after every {often}{history.describe_lasting([at for *_, at in longer])}",
             hint="look for the condition under which the job syncs",
+        )
+
+
+def _list_missing(history: History) -> list[tuple[int, SyncRecord]]:
+    """Return the rollouts that began without a sync, and the syncs that sent nothing, each with the place of the sync before."""
+    sending = {sync.run for sync in history.syncs if sync.sent}
+    empty = [(at - 1, sync) for at, sync in enumerate(history.syncs) if sync.is_empty and sync.run in sending]
+    return sorted([*history.missing, *empty], key=lambda each: each[0])
+
+
+def _describe_missing(history: History) -> Iterator[Problem]:
+    """Describe them, one finding for each process."""
+    runs: dict[str, list[tuple[int, SyncRecord]]] = {}
+    for before, missing in _list_missing(history):
+        runs.setdefault(missing.run, []).append((before, missing))
+    for found in runs.values():
+        (before, first), (_, last) = found[0], found[-1]
+        since = f"; they were sampled from those of {history.label(before)}" if before >= 0 else ""
+        lasting = f"; it shows at {len(found):,} steps, last at step {last.step}" if len(found) > 1 else ""
+        what = (
+            f"rollouts began without the weights of this step{since}"
+            if first.missing
+            else "one was called and sent nothing"
+        )
+        yield Problem(
+            f"step {first.step}: a sync is missing: {what}{lasting}",
+            hint="look for the condition under which the job syncs, and whether it syncs before it generates",
         )
 
 

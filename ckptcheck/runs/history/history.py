@@ -52,8 +52,8 @@ class SyncPair:
 
     @cached_property
     def sent_unchanged_once_cast(self) -> frozenset[str]:
-        """Names whose digested rows are equal both times once they are cast to the engine's dtype."""
-        return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name) == value)
+        """Names whose values are equal both times, or may be, once they are cast to the engine's dtype."""
+        return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name, value) == value)
 
     @cached_property
     def held_changed(self) -> frozenset[str]:
@@ -134,6 +134,8 @@ class History(EvidenceDefaults):
     """A checkpoint of the job; None if the user named none."""
     responses: ResponseVersions | None = None
     """The weight versions of the job's responses; None if the user named none."""
+    missing: Sequence[tuple[int, SyncRecord]] = ()
+    """Rollouts that began without the sync of their step: the place of the last sync before them, and what was recorded."""
     kind: str = "history"
 
     @property
@@ -256,6 +258,21 @@ class History(EvidenceDefaults):
         return frozenset[str]().union(*(pair.sent_changed for pair in self.pairs))
 
     @cached_property
+    def own_values(self) -> Sequence[Mapping[str, str]]:
+        """For each sync, the digests of the trainer's own parameters by name: as they were sent, unless the watch saw otherwise."""
+        return [{**sync.sent, **(sync.trained or {})} for sync in self.syncs]
+
+    @cached_property
+    def sent_otherwise(self) -> frozenset[str]:
+        """Names that were sent at any sync with other values than the trainer's parameter had (HIS025)."""
+        return frozenset[str]().union(*(sync.trained or () for sync in self.syncs))
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """Names that the trainer does not train, as far as the watch knows."""
+        return frozenset[str]().union(*(sync.frozen for sync in self.syncs))
+
+    @cached_property
     def compared_names(self) -> tuple[str, ...]:
         """Names that were sent before and after a step."""
         return tuple(
@@ -352,18 +369,40 @@ class History(EvidenceDefaults):
 
 
 def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
-    """Return the tensors that the engine held as sent; none if the digests of the two sides do not compare."""
+    """Return the tensors that the engine held as sent or, in its own dtype, as cast; none if the sides' digests do not compare."""
     if not sync.alike:
         return set()
-    return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
+    return {
+        key
+        for key, value in sync.held.items()
+        if value in (sync.sent.get(name := key.partition("/")[2]), sync.cast.get(name))
+    }
 
 
 def open_history(
     path: Path | str, *, saved: SavedWeights | None = None, responses: ResponseVersions | None = None
 ) -> History:
     """Read a record, to hold it against a checkpoint and responses. Raises CkptcheckError as `read_record` does."""
-    syncs, damaged = read_record(path)
-    return History(str(path), syncs, damaged, saved, responses)
+    records, damaged = read_record(path)
+    return build_history(str(path), records, damaged, saved, responses)
+
+
+def build_history(
+    target: str,
+    records: Iterable[SyncRecord],
+    damaged: Mapping[int, str] | None = None,
+    saved: SavedWeights | None = None,
+    responses: ResponseVersions | None = None,
+) -> History:
+    """Return the history of records in their order. damaged: line number → why it is none."""
+    syncs: list[SyncRecord] = []
+    missing: list[tuple[int, SyncRecord]] = []
+    for each in records:
+        if each.missing:
+            missing.append((len(syncs) - 1, each))
+        else:
+            syncs.append(each)
+    return History(target, tuple(syncs), damaged or {}, saved, responses, missing)
 
 
 def trainable_matrices(names: Collection[str]) -> Iterator[str]:
