@@ -77,7 +77,7 @@ def find_dtype(engine: WatchedEngine | None, name: str) -> Any:
 
 def is_on_cpu(engine: WatchedEngine) -> bool:
     """Whether it is a module of this process in the host's memory, which no engine gives back while it sleeps."""
-    return isinstance(engine, _ModuleSide) and all(tensor.device.type == "cpu" for _, tensor in engine.tensors())
+    return isinstance(engine, _ModuleSide) and next((each.device.type for _, each in engine.tensors()), "") == "cpu"
 
 
 def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:

@@ -27,12 +27,9 @@ sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import EXPERT, History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import EXPERT, PLAINLY, History, tensors_stored_as_sent
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
 from ckptcheck.text.formatting import count, list_unless_single
-
-PLAIN = ("multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
-"""How a description begins that no engine's own layout explains."""
 
 
 @rule(
@@ -43,6 +40,17 @@ PLAIN = ("multiplied by", "rounded to", "all zero", "NaN", "infinite", "transpos
     when=lambda history: any(sync.alike and sync.held and sync.sent for sync in history.syncs),
 )
 def check(history: History) -> Iterator[Problem]:
+    changed = [
+        (index, sorted(history.lost_on_the_way(index).intersection(*arrived)))
+        for index, arrived in sorted(history.arrived.items())
+    ]
+    for indices, altered in history.follow(changed):
+        yield Problem(
+            f"{history.label(indices[0])}: {count(len(altered), 'tensor')} came to the engine with other values than were sent"
+            f"{list_unless_single(altered)}{history.describe_lasting(indices)}",
+            key=altered[0],
+            hint="look at the transport: a buffer that is reused while it is read, a bucket that is cut otherwise on one side",
+        )
     stale = {pair.index: set(history.stale_tensors(pair)) for pair in history.pairs}
     references = [sync for sync in history.syncs if tensors_stored_as_sent(sync)]
     uncast = {
@@ -63,9 +71,10 @@ def check(history: History) -> Iterator[Problem]:
         names |= {
             place.partition("/")[2]
             for place, text in sync.altered.items()
-            if "/" in place and text.startswith(PLAIN) and place not in stale.get(index, ())
+            if "/" in place and text.startswith(PLAINLY) and place not in stale.get(index, ())
         }
         names |= set(_find_late(history, index)) - {place.partition("/")[2] for place in stale.get(index, ())}
+        names -= history.lost_on_the_way(index)
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
         found.append((index, sorted(names)))

@@ -63,9 +63,12 @@ def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:
     "skipped-sync",
     severity="warning",
     on="history",
-    when=lambda history: bool(_list_missing(history)) or (not history.damaged_lines and bool(_list_pauses(history))),
+    when=lambda history: (
+        bool(history.arrived or _list_missing(history)) or (not history.damaged_lines and bool(_list_pauses(history)))
+    ),
 )
 def check(history: History) -> Iterator[Problem]:
+    yield from _find_undelivered(history)
     if _list_missing(history):
         yield from _describe_missing(history)
         return
@@ -82,6 +85,27 @@ def check(history: History) -> Iterator[Problem]:
             f"{history.label(after)}: {count(steps // usual - 1, 'sync')} missing since {history.label(before)},"
             f" in a job that syncs after every {often}{history.describe_lasting([at for *_, at in longer])}",
             hint="look for the condition under which the job syncs",
+        )
+
+
+def _find_undelivered(history: History) -> Iterator[Problem]:
+    """Describe syncs that an engine did not record, between two that it did."""
+    engines = max(map(len, history.arrived.values()), default=0)
+    places = sorted(history.arrived)
+    lost = (
+        {
+            place: engines - len(history.arrived.get(place, ()))
+            for place in range(places[0], places[-1])
+            if history.syncs[place].sent and len(history.arrived.get(place, ())) < engines
+        }
+        if places
+        else {}
+    )
+    for first in [*lost][:1]:
+        which = "the engine" if engines == 1 else f"{lost[first]:,} of {engines:,} engines"
+        yield Problem(
+            f"{history.label(first)}: what was sent did not arrive at {which}{history.describe_lasting([*lost])}",
+            hint="look at the transport, and whether the engine's update was called",
         )
 
 

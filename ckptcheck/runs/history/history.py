@@ -13,11 +13,14 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
+from ckptcheck.runs.history.joined import join_records
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
+PLAINLY = ("multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
+"""How `SyncRecord.altered` begins where an engine has something that no engine's own layout explains."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -136,6 +139,8 @@ class History(EvidenceDefaults):
     """The weight versions of the job's responses; None if the user named none."""
     missing: Sequence[tuple[int, SyncRecord]] = ()
     """Rollouts that began without the sync of their step: the place of the last sync before them, and what was recorded."""
+    arrived: Mapping[int, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    """Place of a sync → what arrived at each engine, name → digest: where sender and engine kept a record each."""
     kind: str = "history"
 
     @property
@@ -305,6 +310,28 @@ class History(EvidenceDefaults):
         """Tensors (``rank/name``) that the engine held bit for bit as sent, at any sync."""
         return frozenset(key for sync in self.syncs for key in tensors_stored_as_sent(sync))
 
+    def lost_on_the_way(self, index: int) -> frozenset[str]:
+        """Return the names that a sync sent and that did not arrive at an engine, or with other values."""
+        if not self._compares_arrived:
+            return frozenset()
+        sent = self.syncs[index].sent
+        return frozenset(
+            name
+            for name, value in sent.items()
+            for arrived in self.arrived.get(index, ())
+            if arrived.get(name) != value
+        )
+
+    @cached_property
+    def _compares_arrived(self) -> bool:
+        """Whether anything arrived as it was sent: a sender may cast or pack it after the watch has seen it."""
+        return any(
+            each.get(name) == value
+            for index, arrived in self.arrived.items()
+            for each in arrived
+            for name, value in self.syncs[index].sent.items()
+        )
+
     def stale_tensors(self, pair: SyncPair) -> tuple[str, ...]:
         """Return the engine tensors that did not change, although a tensor they are built from was sent with new values.
 
@@ -312,7 +339,7 @@ class History(EvidenceDefaults):
         it. All experts of a projection together count always. A tensor without bytes was not seen.
         """
         names = pair.after.sent.keys()
-        sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast
+        sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast - self.lost_on_the_way(pair.index)
         changed_experts = {EXPERT.sub(".experts.{}.", key) for key in pair.held_changed if EXPERT.search(key)}
         return tuple(
             key
@@ -320,6 +347,7 @@ class History(EvidenceDefaults):
             if key in pair.before.held
             and key not in pair.held_changed
             and value not in NO_BYTES
+            and not pair.after.altered.get(key, "").startswith(PLAINLY)
             and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
             and (
                 key in self.stored_as_sent
@@ -385,6 +413,20 @@ def open_history(
     """Read a record, to hold it against a checkpoint and responses. Raises CkptcheckError as `read_record` does."""
     records, damaged = read_record(path)
     return build_history(str(path), records, damaged, saved, responses)
+
+
+def open_joined_history(
+    paths: Sequence[Path | str], *, saved: SavedWeights | None = None, responses: ResponseVersions | None = None
+) -> History:
+    """Read the records of both sides of one job as one history. Raises CkptcheckError as `read_record` does, for any of them."""
+    if len(paths) == 1:
+        return open_history(paths[0], saved=saved, responses=responses)
+    histories = [open_history(path) for path in paths]
+    syncs, arrived = join_records([each.syncs for each in histories])
+    damaged = {line: f"{each.target}: {why}" for each in histories for line, why in each.damaged_lines.items()}
+    missing = next((each.missing for each in histories if each.missing), ())
+    target = " + ".join(each.target for each in histories)
+    return History(target, tuple(syncs), damaged, saved, responses, missing, arrived)
 
 
 def build_history(

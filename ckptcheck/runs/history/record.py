@@ -12,6 +12,7 @@ import errno
 import hashlib
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -65,6 +66,12 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """Mean |Δ| of equal weights on both sides, from a calibration of this model; None without one."""
     file: str = ""
     """The file that has the logprobs, "" if they were not kept."""
+
+    def __post_init__(self) -> None:
+        """Keep what another writer has for no finite number."""
+        if self.mean is not None and self.most is not None and not math.isfinite(self.mean + self.most):
+            msgspec.structs.force_setattr(self, "mean", None)
+            msgspec.structs.force_setattr(self, "most", None)
 
 
 class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
@@ -258,7 +265,7 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
         is_cut_off = path.stat().st_size > 0 and not _ends_with_newline(path)
         for number, line in _lines(path):
             try:
-                sync = decoder.decode(line)
+                sync = _decode(decoder, line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 damaged[number] = str(error)
                 continue
@@ -277,6 +284,21 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
             "ckptcheck refit --record writes one, and so does ckptcheck.watch",
         )
     return tuple(syncs), damaged
+
+
+def _decode(decoder: msgspec.json.Decoder[SyncRecord], line: bytes) -> SyncRecord:
+    """Return the sync of a line. Python's own writer of JSON leaves NaN and Infinity as they are, which JSON has no word for.
+
+    Raises msgspec.MsgspecError, UnicodeDecodeError and RecursionError.
+    """
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError:
+        if b"NaN" not in line and b"Infinity" not in line:
+            raise
+        with contextlib.suppress(json.JSONDecodeError):
+            return msgspec.convert(json.loads(line), SyncRecord)
+        raise
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
