@@ -5,7 +5,8 @@
   as 1 for a job that syncs after every step. The rule reports a pause that is a multiple of that number.
 - Where the watch sees rollouts begin (TRL), each step that generates has a sync of its own, and one is enough to tell.
 - Otherwise the rule needs at least four pauses, of which at most a quarter are longer than the others. Other pauses mean that the
-  job has another schedule, and the rule says nothing, unless every n-th sync is missing (n being 4 or more).
+  job has another schedule, unless every n-th sync is missing (n being 4 or more): where most of eight or more are equal, it is an
+  info, since a job may sync when it can.
 
 ## Why it matters
 - The engine sampled the rollouts of the steps in between from weights that are one sync older than the job's algorithm
@@ -28,12 +29,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
+from ckptcheck.linter.rule import Severity
 from ckptcheck.runs.history.history import History
 from ckptcheck.runs.history.record import SyncRecord
 from ckptcheck.text.formatting import count
 
-PAUSES = 4
-"""Least number of pauses that show a schedule."""
+PAUSES, TELLING = 4, 8
+"""Least number of pauses that show a schedule, and of those that show one from which many part."""
 
 
 def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:
@@ -77,14 +79,18 @@ def check(history: History) -> Iterator[Problem]:
         longer = [pause for pause in pauses if pause[0] > usual]
         if not longer or any(steps % usual for steps, _, _ in pauses):
             continue
+        severity: Severity = "warning"
         if 4 * number < 3 * len(pauses) and not _is_regular([steps for steps, _, _ in pauses], usual):
-            continue
+            if len(pauses) < TELLING or 2 * number <= len(pauses):
+                continue
+            severity = "info"
         steps, before, after = longer[0]
         often = "step" if usual == 1 else f"{usual} steps"
         yield Problem(
             f"{history.label(after)}: {count(steps // usual - 1, 'sync')} missing since {history.label(before)},"
             f" in a job that syncs after every {often}{history.describe_lasting([at for *_, at in longer])}",
             hint="look for the condition under which the job syncs",
+            severity=severity,
         )
 
 
