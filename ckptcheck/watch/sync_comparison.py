@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
@@ -89,4 +90,5 @@ class SyncComparison:
                 continue  # an engine that casts or packs holds no such numbers
             # the trainer may have changed its memory since, as it takes an adapter out again
             if ours.nbytes <= MOST_BYTES and digest_tensor(ours) == sync.sent[name]:
-                sync.altered[unequal[name]] = describe_difference(ours, held)
+                describe = describe_difference if self.trainer is None else partial(self.trainer.side.describe, name)
+                sync.altered[unequal[name]] = describe(ours, held)

@@ -50,6 +50,22 @@ class TrainerSide:
         owner, last = self._places.get(name, (None, ""))
         return owner._parameters.get(last) if owner is not None else None
 
+    def find_equal(self, name: str, tensor: Any) -> str:
+        """Return the name of another parameter that has the values of a tensor, "" if none has."""
+        import torch
+
+        for other in self._places:
+            parameter = self.find(other)
+            is_like = parameter is not None and (parameter.shape, parameter.dtype) == (tensor.shape, tensor.dtype)
+            if other != name and is_like and torch.equal(parameter.detach(), tensor.detach().to(parameter.device)):
+                return other
+        return ""
+
+    def describe(self, name: str, ours: Any, theirs: Any) -> str:
+        """Return how `theirs` differs from what is right by this name, as `describe_difference` does, or whose values it has."""
+        other = self.find_equal(name, theirs)
+        return f"the values of {other}" if other else describe_difference(ours, theirs)
+
     def list_trained(self) -> Iterator[str]:
         """Yield the names of what is trained: itself, or an adapter of it."""
         for name in self._places:
@@ -66,7 +82,7 @@ class SyncOfTrainer:
     """What one sync sends, held against the trainer's parameters."""
 
     def __init__(self, side: TrainerSide, adapters: dict[str, Any]) -> None:
-        self._side, self._adapters = side, adapters
+        self.side, self._adapters = side, adapters
         self._digests = SyncDigests()
         self.altered: dict[str, str] = {}
         self.own: dict[str, Any] = {}
@@ -76,7 +92,7 @@ class SyncOfTrainer:
 
     def compare(self, name: str, tensor: Any, held: Any) -> None:
         """Hold a tensor that is sent against its parameter. held: the dtype in which the engine holds it, None if not known."""
-        parameter = self._side.find(name)
+        parameter = self.side.find(name)
         if (
             parameter is None
             or not hasattr(tensor, "data_ptr")
@@ -96,7 +112,11 @@ class SyncOfTrainer:
         if not is_narrowed:
             ours = ours.to(tensor.dtype)
         self._digests.add(name, ours.to(tensor.device))
-        if len(self.altered) < MOST and tensor.nbytes <= MOST_BYTES and (text := describe_difference(ours, tensor)):
+        if (
+            len(self.altered) < MOST
+            and tensor.nbytes <= MOST_BYTES
+            and (text := self.side.describe(name, ours, tensor))
+        ):
             self.altered[name] = text
 
     def _measure_merge(self, name: str, tensor: Any) -> None:
@@ -115,14 +135,14 @@ class SyncOfTrainer:
         sent: name → digest. names: of all that was sent. is_whole: whether the watch saw all of it.
         """
         found, known = self._digests.fetch(), {*names}
-        trained = {*self._side.list_trained()}
+        trained = {*self.side.list_trained()}
         size, product, rest, number = (
             (sum(column) for column in zip(*self._products, strict=True)) if self._products else (0, 0, 0, 0)
         )
         is_sure = size > 0 and (rest / number / size) ** 0.5 < SURE
         return {
             "trained": {name: value for name, value in found.items() if name in sent and sent[name] != value},
-            "frozen": sorted(name for name in sent if self._side.find(name) is not None and name not in trained),
+            "frozen": sorted(name for name in sent if self.side.find(name) is not None and name not in trained),
             "unsent": sorted(trained - known) if is_whole else [],
             "altered": self.altered,
             "merged": product / size if is_sure else None,

@@ -27,7 +27,7 @@ sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import EXPERT, PLAINLY, History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import EXPERT, PLAINLY, History, drop_rounded, tensors_stored_as_sent
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
 from ckptcheck.text.formatting import count, list_unless_single
 
@@ -77,7 +77,7 @@ def check(history: History) -> Iterator[Problem]:
         names -= history.lost_on_the_way(index)
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
-        found.append((index, sorted(names)))
+        found.append((index, drop_rounded(sync, names)))
     for indices, unequal in history.follow(found):
         yield Problem(
             f"{history.label(indices[0])}: the engine holds other values than the trainer sent in"

@@ -27,7 +27,7 @@ that is sent beside it)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import History
+from ckptcheck.runs.history.history import History, drop_rounded
 from ckptcheck.text.formatting import list_unless_single
 
 
@@ -41,7 +41,7 @@ from ckptcheck.text.formatting import list_unless_single
 def check(history: History) -> Iterator[Problem]:
     merged = list(_find_merged(history))
     yield from merged
-    found = [(index, sorted(sync.trained or ())) for index, sync in enumerate(history.syncs) if sync.sent]
+    found = [(index, drop_rounded(sync, sync.trained or ())) for index, sync in enumerate(history.syncs) if sync.sent]
     for indices, names in history.follow(found) if not merged else ():
         of = "tensor was sent with other values than the trainer's own parameter has"
         if len(names) > 1:

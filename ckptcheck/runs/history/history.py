@@ -19,7 +19,7 @@ from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
-PLAINLY = ("multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
+PLAINLY = ("the values of", "multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
 """How `SyncRecord.altered` begins where an engine has something that no engine's own layout explains."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -340,6 +340,7 @@ class History(EvidenceDefaults):
         """
         names = pair.after.sent.keys()
         sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast - self.lost_on_the_way(pair.index)
+        rounds = any(text.startswith("rounded") for text in pair.after.altered.values())
         changed_experts = {EXPERT.sub(".experts.{}.", key) for key in pair.held_changed if EXPERT.search(key)}
         return tuple(
             key
@@ -350,7 +351,7 @@ class History(EvidenceDefaults):
             and not pair.after.altered.get(key, "").startswith(PLAINLY)
             and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
             and (
-                key in self.stored_as_sent
+                (key in self.stored_as_sent and not (rounds and SMALL.search(key)))
                 or not (SMALL.search(key) or EXPERT.sub(".experts.{}.", key) in changed_experts)
             )
         )
@@ -374,21 +375,54 @@ class History(EvidenceDefaults):
     def follow(self, found: Iterable[tuple[int, Collection[str]]]) -> list[tuple[list[int], list[str]]]:
         """Return one entry for each cause: the syncs at which it shows, and the names that it concerns.
 
-        found: sync → the names that something is wrong with, of every sync that was looked at, in their order. A cause goes on at
-        the next sync of its process and group that has one of its names; further names there are a cause of their own.
+        found: sync → the names that something is wrong with, of every sync that was looked at, in their order. A cause goes on
+        until a sync of its process has its names and nothing is wrong with them; one that looks at other tensors does not end it.
+        Further names belong to it if no sync since its first has looked at them, as where a watch looks at groups in turn; else
+        they are a cause of their own.
         """
         causes: list[tuple[list[int], list[str]]] = []
-        going: dict[tuple[str, str], list[tuple[list[int], list[str]]]] = {}
+        going: dict[str, list[tuple[list[int], list[str]]]] = {}
+        looked: dict[str, list[int]] = {}
         for index, names in found:
-            sync = self.syncs[index]
-            key = (sync.run, sync.group.partition(",")[0])
-            going[key] = [cause for cause in going.get(key, []) if set(cause[1]).intersection(names)]
-            for indices, _ in going[key]:
-                indices.append(index)
-            if new := [name for name in names if not any(name in known for _, known in going[key])]:
-                causes.append(([index], new))
-                going[key].append(causes[-1])
+            run = self.syncs[index].run
+            active = [
+                cause
+                for cause in going.get(run, ())
+                if not set(cause[1]).isdisjoint(names) or not any(self._has(index, name) for name in cause[1])
+            ]
+            for name in names:
+                if any(name in known for _, known in active):
+                    continue
+                for indices, known in active:
+                    if not any(self._has(at, name) for at in looked.get(run, ()) if at >= indices[0]):
+                        known.append(name)
+                        break
+                else:
+                    if not active or active[-1][0] != [index]:
+                        causes.append(([index], []))
+                        active.append(causes[-1])
+                    active[-1][1].append(name)
+            for indices, known in active:
+                if indices[-1] != index and not set(known).isdisjoint(names):
+                    indices.append(index)
+            going[run] = active
+            looked.setdefault(run, []).append(index)
         return causes
+
+    def _has(self, index: int, name: str) -> bool:
+        """Whether a sync looked at a tensor: a name, or ``rank/name`` of the engine."""
+        sync = self.syncs[index]
+        return name in sync.sent or name in sync.held or name in self._names_held(index)
+
+    @cached_property
+    def _held_names(self) -> dict[int, frozenset[str]]:
+        return {}
+
+    def _names_held(self, index: int) -> frozenset[str]:
+        """Return the names of what the engine held, without ranks."""
+        if index not in self._held_names:
+            self._held_names[index] = frozenset(key.partition("/")[2] for key in self.syncs[index].held)
+        return self._held_names[index]
 
     def label(self, index: int) -> str:
         """Return the name of a sync for messages: its step or, without one, its place in the record."""
@@ -405,6 +439,13 @@ def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
         for key, value in sync.held.items()
         if value in (sync.sent.get(name := key.partition("/")[2]), sync.cast.get(name))
     }
+
+
+def drop_rounded(sync: SyncRecord, names: Collection[str]) -> list[str]:
+    """Return the names in order; where a side rounds, without norms and biases that round now, and not at another sync."""
+    if any(text.startswith("rounded") for text in sync.altered.values()):
+        names = [name for name in names if not SMALL.search(name)] or names
+    return sorted(names)
 
 
 def open_history(
