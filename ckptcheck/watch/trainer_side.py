@@ -50,6 +50,10 @@ class TrainerSide:
         owner, last = self._places.get(name, (None, ""))
         return owner._parameters.get(last) if owner is not None else None
 
+    def has(self, name: str) -> bool:
+        """Whether a parameter is sent by this name."""
+        return name in self._places
+
     def find_equal(self, name: str, tensor: Any) -> str:
         """Return the name of another parameter that has the values of a tensor, "" if none has."""
         import torch
@@ -135,13 +139,17 @@ class SyncOfTrainer:
         sent: name → digest. names: of all that was sent. is_whole: whether the watch saw all of it.
         """
         found, known = self._digests.fetch(), {*names}
+        # names that are not those of parameters are of a map that nobody knows here
+        is_whole = is_whole and all(self.side.has(name) for name in known)
         trained = {*self.side.list_trained()}
         size, product, rest, number = (
             (sum(column) for column in zip(*self._products, strict=True)) if self._products else (0, 0, 0, 0)
         )
         is_sure = size > 0 and (rest / number / size) ** 0.5 < SURE
+        other = {name: value for name, value in found.items() if name in sent and sent[name] != value}
+        is_known = other or sent.keys() <= found.keys() | self.own.keys()
         return {
-            "trained": {name: value for name, value in found.items() if name in sent and sent[name] != value},
+            "trained": other if is_known and sent else None,
             "frozen": sorted(name for name in sent if self.side.find(name) is not None and name not in trained),
             "unsent": sorted(trained - known) if is_whole else [],
             "altered": self.altered,

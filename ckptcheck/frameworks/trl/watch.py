@@ -68,6 +68,7 @@ def _watch_rollouts(trainer: Any, generation: Any, watch: Watch, synced: list[in
 
     TRL syncs before the rollouts of each new step (`GRPOTrainer._generate_single_turn`), and with sleep mode within its `generate`.
     """
+    often = max(1, getattr(trainer, "vllm_sync_frequency", 1))  # GOLD syncs at each n-th step
     engine: Any = getattr(generation, "llm" if getattr(generation, "mode", "") == "colocate" else "vllm_client", None)
     generate, noted = getattr(engine, "generate", None), list[int]()
     if generate is None:
@@ -76,7 +77,7 @@ def _watch_rollouts(trainer: Any, generation: Any, watch: Watch, synced: list[in
     @wraps(generate)
     def watched(*arguments: Any, **keywords: Any) -> Any:
         step = getattr(getattr(trainer, "state", None), "global_step", None)
-        if step is not None and synced and int(step) not in (synced[0], *noted[-1:]):
+        if step is not None and synced and not 0 <= int(step) - synced[0] < often and int(step) not in noted[-1:]:
             noted.append(int(step))
             watch.note_missing(int(step))
         return generate(*arguments, **keywords)

@@ -111,7 +111,7 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
     trained: dict[str, str] | None = None
     """Name of a tensor that was sent with other values than the trainer's parameter has → digest of the parameter. Empty where all
-    were sent as they are; None where the watch does not know the parameters."""
+    were sent as they are; None where the watch does not know the parameters, or a rank has but a shard of them."""
     frozen: list[str] = []
     """Names that were sent and that the trainer does not train."""
     unsent: list[str] = []
