@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
@@ -69,7 +70,14 @@ def read_engine(
 
 def find_dtype(engine: WatchedEngine | None, name: str) -> Any:
     """Return the dtype in which a module of this process held what the trainer sends by this name; None if that is not known."""
-    return engine.dtypes.get(name) if isinstance(engine, _ModuleSide) else None
+    if not isinstance(engine, _ModuleSide):
+        return None
+    return engine.dtypes.get(name) if engine.dtypes else engine.only_dtype
+
+
+def is_on_cpu(engine: WatchedEngine) -> bool:
+    """Whether it is a module of this process in the host's memory, which no engine gives back while it sleeps."""
+    return isinstance(engine, _ModuleSide) and next((each.device.type for _, each in engine.tensors()), "") == "cpu"
 
 
 def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -98,6 +106,12 @@ class _ModuleSide:
     def dtypes(self) -> Mapping[str, Any]:
         """Name of each part of the last reading → its dtype."""
         return self._layout.dtypes if self._layout is not None else {}
+
+    @cached_property
+    def only_dtype(self) -> Any:
+        """The one dtype of all parameters, None if there are several."""
+        found = {tensor.dtype for _, tensor in self.tensors()}
+        return found.pop() if len(found) == 1 else None
 
     def held(self) -> Mapping[str, str]:
         """Digest the parameters on their own devices."""

@@ -51,7 +51,8 @@ class SyncCheck:
         watch.attempt("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and last.is_digested), None)
         watch.attempt("judge the sync", self._judge)
-        self._tell_story()
+        if not sync.missing:
+            self._tell_story()
         self._send_numbers(previous)
         if self.report is not None:
             self._tell(self.report, error)
@@ -96,7 +97,8 @@ class SyncCheck:
         """Send the numbers of the sync, and its findings, to one place."""
         step = self._watch.number if self._sync.step is None else self._sync.step
         added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
-        sink.log({**measure_sync(self._sync, previous, report, self._watch), **added}, step)
+        if not self._sync.missing:
+            sink.log({**measure_sync(self._sync, previous, report, self._watch), **added}, step)
         for finding in report.findings if report is not None else ():
             sink.alert(finding, step)
 

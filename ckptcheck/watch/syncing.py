@@ -21,7 +21,9 @@ from ckptcheck.watch.payload import find_tensors
 from ckptcheck.watch.ranges import find_odd
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
+from ckptcheck.watch.sync_comparison import SyncComparison
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights, digest_tensor
+from ckptcheck.watch.trainer_side import SyncOfTrainer
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 CAST_BYTES = 4 << 20
@@ -57,6 +59,7 @@ class Syncing:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
         self._own_numbers: dict[str, float] = {}
+        self._comparison = SyncComparison(watch)
         self._sync_check: SyncCheck | None = None
 
     @property
@@ -144,6 +147,10 @@ class Syncing:
         """Add numbers of your own to those that `Watch(metrics=...)` sends, such as the parity of a probe: ``parity=0.002``."""
         self._own_numbers |= values
 
+    def trained_by(self, trainer: SyncOfTrainer) -> None:
+        """Hold what is sent against the trainer's own parameters: `TrainerSide.begin`."""
+        self._comparison.trainer = trainer
+
     def partly(self, why: str) -> None:
         """Note that only a part of the weights passes here. why: the reason, for the record and for a finding (HIS011)."""
         if not self._has_ended:
@@ -200,6 +207,7 @@ class Syncing:
         if not self._is_over_budget:
             cpu = time.thread_time()
             watch.attempt("fetch what it has digested", self._fetch_digests)
+            watch.attempt("compare the two sides", self._compare, once=True)
             self._cpu_seconds += time.thread_time() - cpu
         sync.checked = self._digest_seconds + self._identity_seconds + time.monotonic() - began
         if self._looks_at_weights and error is None:
@@ -244,6 +252,10 @@ class Syncing:
             self._look_at_payload(item)
             return
         watch, (name, tensor) = self._watch, item
+        if not self._names:
+            began = time.monotonic()
+            self._comparison.look_before()
+            self._digest_seconds += time.monotonic() - began
         self._names.add(name)
         if watch.names_sets:
             began = time.monotonic()
@@ -298,6 +310,7 @@ class Syncing:
         if hasattr(type(tensor), "full_tensor"):
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
         self._sent_digests.add(name, tensor)
+        self._comparison.add(name, tensor)
         cast = find_dtype(self._watch.engine, name)
         if cast is None or not hasattr(tensor, "data_ptr") or cast == tensor.dtype or tensor.nbytes > CAST_BYTES:
             return
@@ -341,6 +354,12 @@ class Syncing:
         sync.sent, sync.held, sync.payload = sent.fetch(), self._engine_digests.fetch(), payload.fetch()
         sync.cast, sync.nbytes, sync.payload_bytes = sent.casts, sent.nbytes, payload.nbytes
         sync.odd = find_odd(sent.fetch_ranges(), self._engine_digests.fetch_ranges(), self._watch.ranges)
+
+    def _compare(self) -> None:
+        if not self._looks_at_weights:
+            return
+        is_whole = self._sync.ok and not (self._is_incomplete or self._sync.partial or self._payload_count)
+        self._comparison.finish(self._sync, self._names, is_whole=is_whole)
 
     def _probe(self) -> None:
         assert self._watch.probe is not None

@@ -3,7 +3,10 @@
 ## What it checks
 - If the engine's digest of a tensor equals the digest of the sent tensor of that name at one sync, it does so at
   every sync.
-- A tensor whose value is that of one other tensor of the same sync holds that one's: it is named.
+- A tensor whose value is that of one other tensor of the same sync holds that one's: it is named. So is one that holds what
+  was sent under its own name at an earlier sync.
+- A tensor of the same shape and dtype that is a plain multiple or rounding of what was sent, zero, or not finite, counts from
+  the first sync on. Where the watch has both tensors at hand, the message says how they differ.
 - The rule leaves out tensors that the engine fuses, shards, casts or packs: their digests never equal.
 - HIS001 reports a tensor that kept its old value, and HIS015 an export that was cast: its digests compare with nothing.
 
@@ -24,7 +27,7 @@ sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import EXPERT, History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import EXPERT, PLAINLY, History, drop_rounded, tensors_stored_as_sent
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
 from ckptcheck.text.formatting import count, list_unless_single
 
@@ -37,8 +40,22 @@ from ckptcheck.text.formatting import count, list_unless_single
     when=lambda history: any(sync.alike and sync.held and sync.sent for sync in history.syncs),
 )
 def check(history: History) -> Iterator[Problem]:
+    changed = [
+        (index, sorted(history.lost_on_the_way(index).intersection(*arrived)))
+        for index, arrived in sorted(history.arrived.items())
+    ]
+    for indices, altered in history.follow(changed):
+        yield Problem(
+            f"{history.label(indices[0])}: {count(len(altered), 'tensor')} came to the engine with other values than were sent"
+            f"{list_unless_single(altered)}{history.describe_lasting(indices)}",
+            key=altered[0],
+            hint="look at the transport: a buffer that is reused while it is read, a bucket that is cut otherwise on one side",
+        )
     stale = {pair.index: set(history.stale_tensors(pair)) for pair in history.pairs}
     references = [sync for sync in history.syncs if tensors_stored_as_sent(sync)]
+    uncast = {
+        key for sync in references for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value
+    }
     found: list[tuple[int, list[str]]] = []
     others: dict[int, Mapping[str, str]] = {}
     for index, sync in enumerate(history.syncs):
@@ -49,11 +66,18 @@ def check(history: History) -> Iterator[Problem]:
         names = {
             place.partition("/")[2]
             for place in history.stored_as_sent - tensors_stored_as_sent(sync) - stale.get(index, set())
-            if place in sync.held and place.partition("/")[2] in sync.sent
+            if place in sync.held and place.partition("/")[2] in (sync.sent if place in uncast else sync.cast)
         }
+        names |= {
+            place.partition("/")[2]
+            for place, text in sync.altered.items()
+            if "/" in place and text.startswith(PLAINLY) and place not in stale.get(index, ())
+        }
+        names |= set(_find_late(history, index)) - {place.partition("/")[2] for place in stale.get(index, ())}
+        names -= history.lost_on_the_way(index)
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
-        found.append((index, sorted(names)))
+        found.append((index, drop_rounded(sync, names)))
     for indices, unequal in history.follow(found):
         yield Problem(
             f"{history.label(indices[0])}: the engine holds other values than the trainer sent in"
@@ -64,15 +88,35 @@ def check(history: History) -> Iterator[Problem]:
         )
 
 
+def _find_late(history: History, index: int) -> Mapping[str, int]:
+    """Return the tensors that hold what was sent by their own name before, and the sync that sent it."""
+    sync = history.syncs[index]
+    wrong = {
+        name: value
+        for place, value in sync.held.items()
+        if (name := place.partition("/")[2]) in sync.sent and value not in (sync.sent[name], sync.cast.get(name))
+    }
+    found: dict[str, int] = {}
+    for earlier in range(index - 1, -1, -1) if wrong else ():
+        before = history.syncs[earlier]
+        if (before.run, before.group) == (sync.run, sync.group) and before.ok:
+            for name, value in wrong.items():
+                if name not in found and value in (before.sent.get(name), before.cast.get(name)):
+                    found[name] = earlier
+    return found
+
+
 def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
     """Return the tensor whose value the engine holds in place of a tensor's own, by the latter's name, where one alone has it."""
     unequal = {
         name: value
         for place, value in sync.held.items()
-        if (name := place.partition("/")[2]) in sync.sent and sync.sent[name] != value and value not in NO_BYTES
+        if (name := place.partition("/")[2]) in sync.sent
+        and value not in (sync.sent[name], sync.cast.get(name))
+        and value not in NO_BYTES
     }
     senders: dict[str, list[str]] = {}
-    for name, value in sync.sent.items() if unequal else ():
+    for name, value in (*sync.sent.items(), *sync.cast.items()) if unequal else ():
         senders.setdefault(value, []).append(name)
     return {name: senders[value][0] for name, value in unequal.items() if len(senders.get(value, ())) == 1}
 
@@ -83,10 +127,12 @@ def _describe_origin(history: History, index: int, names: list[str], others: Map
     for name in names:
         if name in others:
             return f"; {name} holds what was sent for {others[name]}"
+    late = _find_late(history, index)
     for name in names:
-        values = {value for place, value in sync.held.items() if place.partition("/")[2] == name}
-        for earlier in range(index - 1, -1, -1):
-            before = history.syncs[earlier]
-            if (before.run, before.group) == (sync.run, sync.group) and before.sent.get(name) in values:
-                return f"; {name} holds what was sent at {history.label(earlier)}"
+        if name in late:
+            return f"; {name} holds what was sent at {history.label(late[name])}"
+    for name in names:
+        for place, text in sync.altered.items():
+            if place.partition("/")[2] == name:
+                return f"; {name}: {text}"
     return ""

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -70,6 +71,12 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     dtype: str = ""
     """In which both sides compute; "" if that is not known."""
 
+    def __post_init__(self) -> None:
+        """Keep what another writer has for no finite number."""
+        if self.mean is not None and self.most is not None and not math.isfinite(self.mean + self.most):
+            msgspec.structs.force_setattr(self, "mean", None)
+            msgspec.structs.force_setattr(self, "most", None)
+
 
 class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """The gap between the logprobs of engine and trainer that the job itself logged, for the tokens of one step."""
@@ -119,6 +126,22 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """The trainer's name of a tensor that the engine casts → digest of the same rows after the same cast."""
     held: dict[str, str] = {}
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
+    trained: dict[str, str] | None = None
+    """Name of a tensor that was sent with other values than the trainer's parameter has → digest of the parameter. Empty where all
+    were sent as they are; None where the watch does not know the parameters, or a rank has but a shard of them."""
+    frozen: list[str] = []
+    """Names that were sent and that the trainer does not train."""
+    unsent: list[str] = []
+    """Names that the trainer trains, and that were not sent."""
+    altered: dict[str, str] = {}
+    """How a tensor differs from what it should be, in words: by its name, what was sent from the trainer's parameter; by
+    ``rank/name``, what the engine holds from what was sent."""
+    merged: float | None = None
+    """How many times the adapter that is trained is merged into what was sent; None without one, or while it is too small."""
+    written: dict[str, str] = {}
+    """``rank/name`` of what the engine held otherwise before the sync than after the one before → digest before the sync."""
+    missing: bool = False
+    """True of no sync: the engine began rollouts of a step whose weights it was not sent."""
     identity: str | None = None
     """Identity of the set of weights that the trainer sent, as ``ckptcheck identity`` prints it for a checkpoint; None if the watch
     did not compute it."""
@@ -152,6 +175,16 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
         """Keep a loss that JSON has no number for."""
         if self.loss is not None and not math.isfinite(self.loss):
             self.loss, self.not_finite = None, True
+
+    @property
+    def is_merged_wrong(self) -> bool:
+        """Whether an adapter is not merged once into what was sent: rounding in bfloat16 leaves less of a difference."""
+        return self.merged is not None and not 0.8 < self.merged < 1.25
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the sync sent nothing, although the trainer trains something."""
+        return bool(self.ok and self.unsent and not self.sent)
 
     @property
     def is_digested(self) -> bool:
@@ -259,7 +292,7 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
         is_cut_off = path.stat().st_size > 0 and not _ends_with_newline(path)
         for number, line in _lines(path):
             try:
-                sync = decoder.decode(line)
+                sync = _decode(decoder, line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 damaged[number] = str(error)
                 continue
@@ -278,6 +311,21 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
             "ckptcheck refit --record writes one, and so does ckptcheck.watch",
         )
     return tuple(syncs), damaged
+
+
+def _decode(decoder: msgspec.json.Decoder[SyncRecord], line: bytes) -> SyncRecord:
+    """Return the sync of a line. Python's own writer of JSON leaves NaN and Infinity as they are, which JSON has no word for.
+
+    Raises msgspec.MsgspecError, UnicodeDecodeError and RecursionError.
+    """
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError:
+        if b"NaN" not in line and b"Infinity" not in line:
+            raise
+        with contextlib.suppress(json.JSONDecodeError):
+            return msgspec.convert(json.loads(line), SyncRecord)
+        raise
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -1,0 +1,94 @@
+"""Compares the sides of one sync: the engine before it with the engine after the last, what is sent with what is trained, and what
+is held with what was sent. Only what differs comes into the record.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
+from ckptcheck.watch.engine_side import find_dtype, is_on_cpu, read_engine, read_parts
+from ckptcheck.watch.tensor_difference import describe_difference
+from ckptcheck.watch.tensor_digests import SyncDigests, digest_tensor
+from ckptcheck.watch.trainer_side import MOST, MOST_BYTES, SyncOfTrainer
+
+if TYPE_CHECKING:
+    from ckptcheck.watch.watch_state import WatchState
+
+BEFORE = 16 << 20
+"""Bytes of the engine that are read before a sync; of a larger one the tensors take turns."""
+
+
+class SyncComparison:
+    """What one sync compares. trainer: the trainer's parameters; None where they are not known."""
+
+    def __init__(self, watch: WatchState) -> None:
+        self._watch = watch
+        self.trainer: SyncOfTrainer | None = None
+        self._before = SyncDigests()
+        self._expected, watch.engine_before = watch.engine_before, {}
+        self._kept: dict[str, Any] = {}
+        """Copies of what was sent by the names of `WatchState.suspects`."""
+
+    def look_before(self) -> None:
+        """Digest what the engine holds, when the first tensor of the sync is sent and before it arrives."""
+        watch = self._watch
+        if watch.engine is not None and self._expected and (watch.may_look_before or is_on_cpu(watch.engine)):
+            watch.attempt("read the engine before the sync", self._read_before, once=True)
+
+    def _read_before(self) -> None:
+        watch = self._watch
+        assert watch.engine is not None
+        turns = max(1, -(-watch.nbytes // BEFORE))
+        names = {key.partition("/")[2] for key in self._expected}
+        chosen = {name for name in names if zlib.crc32(name.encode()) % turns == watch.number % turns}
+        read_engine(watch.engine, watch.names, self._before, chosen.__contains__, lambda: False)
+
+    def add(self, name: str, tensor: Any) -> None:
+        """Look at a tensor that is sent."""
+        if self.trainer is not None:
+            self.trainer.compare(name, tensor, find_dtype(self._watch.engine, name))
+        if name in self._watch.suspects and hasattr(tensor, "data_ptr") and tensor.nbytes <= MOST_BYTES:
+            self._kept[name] = tensor.detach().clone()
+
+    def finish(self, sync: SyncRecord, names: Collection[str], *, is_whole: bool) -> None:
+        """Write what differs into the record. names: of all that was sent. is_whole: no weight passed the watch by."""
+        # an engine that shares its memory with the trainer has the new values already
+        sync.written = {
+            key: value
+            for key, value in self._before.fetch().items()
+            if self._expected.get(key, value) != value and value != sync.sent.get(key.partition("/")[2])
+        }
+        if self.trainer is not None and (sync.sent or not names):
+            for field, value in self.trainer.finish(sync.sent, names, is_whole=is_whole).items():
+                setattr(sync, field, value)
+        self._describe_held(sync)
+        if sync.ok:
+            self._watch.engine_before = dict(sync.held)
+
+    def _describe_held(self, sync: SyncRecord) -> None:
+        """Say how the engine's tensors differ from what was sent, of a few that differ."""
+        unequal = {
+            name: key
+            for key, value in sync.held.items()
+            if (name := key.partition("/")[2]) in sync.sent
+            and value not in NO_BYTES
+            and value not in (sync.sent[name], sync.cast.get(name))
+        }
+        self._watch.suspects = frozenset([*unequal][:MOST]) if sync.alike else frozenset()
+        own = self.trainer.own if self.trainer is not None else {}
+        kept = {name: self._kept.get(name, own.get(name)) for name in self._watch.suspects}
+        kept = {name: tensor for name, tensor in kept.items() if tensor is not None}
+        if not kept or self._watch.engine is None:
+            return
+        for name, held in read_parts(self._watch.engine, self._watch.names):
+            ours = kept.get(name)
+            if ours is None or (ours.shape, ours.dtype) != (held.shape, held.dtype):
+                continue  # an engine that casts or packs holds no such numbers
+            # the trainer may have changed its memory since, as it takes an adapter out again
+            if ours.nbytes <= MOST_BYTES and digest_tensor(ours) == sync.sent[name]:
+                describe = describe_difference if self.trainer is None else partial(self.trainer.side.describe, name)
+                sync.altered[unequal[name]] = describe(ours, held)
