@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.history.record import NO_BYTES
-from ckptcheck.watch.engine_layout import EngineLayout
+from ckptcheck.watch.engine_layout import EngineLayout, EnginePart
 from ckptcheck.watch.tensor_digests import SyncDigests
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def is_on_cpu(engine: WatchedEngine) -> bool:
     return isinstance(engine, _ModuleSide) and next((each.device.type for _, each in engine.tensors()), "") == "cpu"
 
 
-def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield name and tensor of what a torch module in this process holds, fused tensors in parts; nothing of any other engine.
+def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[EnginePart, Any]]:
+    """Yield each part of what a torch module in this process holds, with its tensor; nothing of any other engine.
 
     sent: see `read_engine`. The tensors are the engine's own memory. Raises CkptcheckError where the parameters change meanwhile.
     """
@@ -90,7 +90,7 @@ def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[s
             tensor = part.find_tensor()
             if tensor is None:
                 raise CkptcheckError("its parameters change while they are read")
-            yield part.name, tensor
+            yield part, tensor
 
 
 class _ModuleSide:

@@ -51,8 +51,7 @@ class SyncCheck:
         watch.attempt("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and last.is_digested), None)
         watch.attempt("judge the sync", self._judge)
-        if not sync.missing:
-            self._tell_story()
+        self._tell_story()
         self._send_numbers(previous)
         if self.report is not None:
             self._tell(self.report, error)

@@ -5,17 +5,20 @@ is held with what was sent. Only what differs comes into the record.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
 from ckptcheck.watch.engine_side import find_dtype, is_on_cpu, read_engine, read_parts
+from ckptcheck.watch.ranges import SCALED, Range, Ranges, describe_range, find_odd
 from ckptcheck.watch.tensor_difference import describe_difference
 from ckptcheck.watch.tensor_digests import SyncDigests, digest_tensor
 from ckptcheck.watch.trainer_side import MOST, MOST_BYTES, SyncOfTrainer
 
 if TYPE_CHECKING:
+    from ckptcheck.watch.engine_layout import EnginePart
+    from ckptcheck.watch.engine_side import WatchedEngine
     from ckptcheck.watch.watch_state import WatchState
 
 BEFORE = 16 << 20
@@ -32,6 +35,7 @@ class SyncComparison:
         self._expected, watch.engine_before = watch.engine_before, {}
         self._kept: dict[str, Any] = {}
         """Copies of what was sent by the names of `WatchState.suspects`."""
+        self._ranges = Ranges()
 
     def look_before(self) -> None:
         """Digest what the engine holds, when the first tensor of the sync is sent and before it arrives."""
@@ -49,6 +53,7 @@ class SyncComparison:
 
     def add(self, name: str, tensor: Any) -> None:
         """Look at a tensor that is sent."""
+        self._ranges.add(name, tensor)
         if self.trainer is not None:
             self.trainer.compare(name, tensor, find_dtype(self._watch.engine, name))
         if name in self._watch.suspects and hasattr(tensor, "data_ptr") and tensor.nbytes <= MOST_BYTES:
@@ -65,30 +70,52 @@ class SyncComparison:
         if self.trainer is not None and (sync.sent or not names):
             for field, value in self.trainer.finish(sync.sent, names, is_whole=is_whole).items():
                 setattr(sync, field, value)
-        self._describe_held(sync)
+        ranges = {name: values for name, values in self._ranges.fetch().items() if name in sync.sent}
+        sync.odd = find_odd(ranges, self._watch.ranges)
+        if self._watch.engine is not None:
+            sync.altered = {**sync.altered, **self._describe_held(sync, ranges, self._watch.engine)}
         if sync.ok:
             self._watch.engine_before = dict(sync.held)
 
-    def _describe_held(self, sync: SyncRecord) -> None:
-        """Say how the engine's tensors differ from what was sent, of a few that differ."""
+    def _describe_held(self, sync: SyncRecord, ranges: Mapping[str, Range], engine: WatchedEngine) -> dict[str, str]:
+        """Return how the engine's tensors differ from what was sent: by a copy of that, of a few; by their ranges, of the others.
+
+        ranges: name → range of what was sent.
+        """
         unequal = {
-            name: key
+            key.partition("/")[2]: key
             for key, value in sync.held.items()
-            if (name := key.partition("/")[2]) in sync.sent
-            and value not in NO_BYTES
-            and value not in (sync.sent[name], sync.cast.get(name))
+            if value not in NO_BYTES
+            and value not in (sync.sent.get(name := key.partition("/")[2]), sync.cast.get(name))
         }
-        self._watch.suspects = frozenset([*unequal][:MOST]) if sync.alike else frozenset()
         own = self.trainer.own if self.trainer is not None else {}
-        kept = {name: self._kept.get(name, own.get(name)) for name in self._watch.suspects}
-        kept = {name: tensor for name, tensor in kept.items() if tensor is not None}
-        if not kept or self._watch.engine is None:
-            return
-        for name, held in read_parts(self._watch.engine, self._watch.names):
-            ours = kept.get(name)
-            if ours is None or (ours.shape, ours.dtype) != (held.shape, held.dtype):
-                continue  # an engine that casts or packs holds no such numbers
-            # the trainer may have changed its memory since, as it takes an adapter out again
-            if ours.nbytes <= MOST_BYTES and digest_tensor(ours) == sync.sent[name]:
-                describe = describe_difference if self.trainer is None else partial(self.trainer.side.describe, name)
-                sync.altered[unequal[name]] = describe(ours, held)
+        suspects = [name for name in unequal if name in sync.sent][:MOST] if sync.alike else []
+        self._watch.suspects = frozenset(suspects)
+        kept = {name: self._kept.get(name, own.get(name)) for name in suspects}
+        altered: dict[str, str] = {}
+        parts: dict[str, EnginePart] = {}
+        held_ranges = Ranges()
+        for part, held in read_parts(engine, self._watch.names) if unequal else ():
+            if (key := unequal.get(part.name)) is None:
+                continue
+            if _has_kind(ours := kept.get(part.name), held) and digest_tensor(ours) == sync.sent[part.name]:
+                describe = (
+                    describe_difference if self.trainer is None else partial(self.trainer.side.describe, part.name)
+                )
+                altered[key] = describe(ours, held)
+            else:  # the trainer may have changed its memory since, as it takes an adapter out again
+                parts[key] = part
+                held_ranges.add(key, held)
+        for key, values in held_ranges.fetch().items():
+            word = describe_range(values, ranges.get(parts[key].name))
+            if word.startswith(SCALED) and self._expected.get(key) == sync.held[key]:
+                continue  # it did not change at all
+            sources = [ranges[name] for name in parts[key].sources if name in ranges]
+            if word and sources and all(describe_range(each) != word for each in sources):
+                altered[key] = word
+        return altered
+
+
+def _has_kind(ours: Any, held: Any) -> bool:
+    """Whether a copy has the shape and dtype that the engine holds: one that casts or packs holds no such numbers."""
+    return ours is not None and (ours.shape, ours.dtype) == (held.shape, held.dtype) and ours.nbytes <= MOST_BYTES

@@ -18,7 +18,6 @@ from ckptcheck.runs.history.logged_gap import DRAWN
 from ckptcheck.runs.history.record import GapRecord, SyncRecord, run_id
 from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
-from ckptcheck.watch.ranges import find_odd
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.sync_comparison import SyncComparison
@@ -253,8 +252,9 @@ class Syncing:
             return
         watch, (name, tensor) = self._watch, item
         if not self._names:
-            began = time.monotonic()
+            began, cpu = time.monotonic(), time.thread_time()
             self._comparison.look_before()
+            self._cpu_seconds += time.thread_time() - cpu
             self._digest_seconds += time.monotonic() - began
         self._names.add(name)
         if watch.names_sets:
@@ -343,9 +343,9 @@ class Syncing:
         self._sync.identity = self._sent_set.compute(self._watch.like)
         if self._sync.identity is None or self._watch.engine is None:
             return
-        for name, tensor in read_parts(self._watch.engine, self._names):
-            if name in self._names:
-                self._engine_set.add(name, tensor, self._watch.like)
+        for part, tensor in read_parts(self._watch.engine, self._names):
+            if part.name in self._names:
+                self._engine_set.add(part.name, tensor, self._watch.like)
         if self._engine_set.has_tensors_of(self._sent_set):
             self._sync.held_identity = self._engine_set.compute(self._watch.like)
 
@@ -353,7 +353,6 @@ class Syncing:
         sync, sent, payload = self._sync, self._sent_digests, self._payload_digests
         sync.sent, sync.held, sync.payload = sent.fetch(), self._engine_digests.fetch(), payload.fetch()
         sync.cast, sync.nbytes, sync.payload_bytes = sent.casts, sent.nbytes, payload.nbytes
-        sync.odd = find_odd(sent.fetch_ranges(), self._engine_digests.fetch_ranges(), self._watch.ranges)
 
     def _compare(self) -> None:
         if not self._looks_at_weights:

@@ -55,10 +55,10 @@ class TrainerSide:
         return name in self._places
 
     def find_equal(self, name: str, tensor: Any) -> str:
-        """Return the name of another parameter that has the values of a tensor, "" if none has."""
+        """Return the name of another parameter that has the values of a tensor, "" if none has, or if all are zero."""
         import torch
 
-        for other in self._places:
+        for other in self._places if tensor.any() else ():
             parameter = self.find(other)
             is_like = parameter is not None and (parameter.shape, parameter.dtype) == (tensor.shape, tensor.dtype)
             if other != name and is_like and torch.equal(parameter.detach(), tensor.detach().to(parameter.device)):

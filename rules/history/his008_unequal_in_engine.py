@@ -5,9 +5,10 @@
   every sync.
 - A tensor whose value is that of one other tensor of the same sync holds that one's: it is named. So is one that holds what
   was sent under its own name at an earlier sync.
-- A tensor of the same shape and dtype that is a plain multiple or rounding of what was sent, zero, or not finite, counts from
-  the first sync on. Where the watch has both tensors at hand, the message says how they differ.
-- The rule leaves out tensors that the engine fuses, shards, casts or packs: their digests never equal.
+- One that is a plain multiple or rounding of what was sent, zero, or not finite, counts from the first sync on: the watch sees it
+  where the engine is in its process. A power of two and zeros also show in a tensor that the engine casts, and NaN in one that it
+  fuses.
+- Else the rule leaves out tensors that the engine fuses, shards, casts or packs: their digests never equal.
 - HIS001 reports a tensor that kept its old value, and HIS015 an export that was cast: its digests compare with nothing.
 
 ## Why it matters
@@ -21,7 +22,8 @@
   engine it can reach.
 
 ## Seen in
-sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
+sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780, huggingface/trl#5142 (weights loaded into memory that sleep mode
+had freed)
 """
 
 from collections.abc import Iterator, Mapping
@@ -112,8 +114,8 @@ def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
         name: value
         for place, value in sync.held.items()
         if (name := place.partition("/")[2]) in sync.sent
-        and value not in (sync.sent[name], sync.cast.get(name))
-        and value not in NO_BYTES
+        and value not in (sync.sent[name], sync.cast.get(name), *NO_BYTES)
+        and sync.altered.get(place) != "all zero"  # as others may be
     }
     senders: dict[str, list[str]] = {}
     for name, value in (*sync.sent.items(), *sync.cast.items()) if unequal else ():

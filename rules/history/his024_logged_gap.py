@@ -99,7 +99,7 @@ def check(history: History) -> Iterator[Problem]:
             series.setdefault((run, gap.name), []).append(gap)
     for (run, name), gaps in series.items():
         broken = [gap for gap in gaps if gap.value is None]
-        if broken:
+        if broken and not any(sync.run == run and (sync.has_nan or sync.not_finite) for sync in history.syncs):
             yield Problem(
                 f"{_label(broken[0], gaps)}: {name} is no finite number",
                 hint="ckptcheck scan says whether a save's weights are finite; if they are, one side overflows",

@@ -165,8 +165,8 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     coverage: float | None = None
     """Share of the tensors that pass the watch which it looked at, in this sync or one of the last before; None if none passed."""
     odd: dict[str, str] = {}
-    """``sent/name`` or ``held/rank/name`` of a tensor whose values are wrong by themselves → how: ``NaN``, ``Inf``, ``all zero``,
-    ``times 0.5`` (against what was sent, or against the sync before)."""
+    """Name of a tensor that was sent with values that are wrong by themselves → how: ``NaN``, ``infinite``, ``all zero``,
+    ``multiplied by 0.5`` (against the sync before)."""
     suspects: list[str] = []
     """What lets the logprobs of equal weights differ, as the adapter of the framework saw it at this sync: ``the engine kept its
     prefix cache``. Only a gap makes it a fault."""
@@ -180,6 +180,11 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     def is_merged_wrong(self) -> bool:
         """Whether an adapter is not merged once into what was sent: rounding in bfloat16 leaves less of a difference."""
         return self.merged is not None and not 0.8 < self.merged < 1.25
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a tensor is NaN that was sent, or that the engine holds."""
+        return "NaN" in self.odd.values() or any(text.startswith("NaN") for text in self.altered.values())
 
     @property
     def is_empty(self) -> bool:
