@@ -32,7 +32,7 @@ huggingface/trl#5142 (weights that are discarded at wake-up), NovaSky-AI/SkyRL#1
 NeMo-RL's guide to GRPO names an upward drift of 1 to 2 % a fault of the weight update
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from math import exp, log
@@ -41,7 +41,7 @@ from statistics import median
 from ckptcheck import Problem, rule
 from ckptcheck.rollouts.curves import find_lasting
 from ckptcheck.rollouts.gap_summary import FLOORS
-from ckptcheck.runs.history.history import History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import PLAINLY, History, tensors_stored_as_sent
 from ckptcheck.runs.history.logged_gap import LOGGED, find_logged
 from ckptcheck.runs.history.record import GapRecord, SyncRecord
 
@@ -89,6 +89,20 @@ HELD = _Cause(
     "look at how both sides compute: the prefix cache, temperature and penalties, raw logprobs, what changes the engine's weights"
     " after a sync (a wake-up), weights that the trainer does not send (a tied head)",
 )
+
+
+FAULTS: tuple[tuple[str, str, Callable[[SyncRecord], object]], ...] = (
+    ("that sync sent nothing", "HIS014", lambda sync: sync.is_empty),
+    ("not all that is trained was sent", "HIS017", lambda sync: sync.unsent),
+    ("what was sent is not what is trained", "HIS025", lambda sync: sync.trained or sync.is_merged_wrong),
+    ("what was sent is odd", "HIS029", lambda sync: sync.odd),
+    (
+        "the engine did not hold all that was sent",
+        "HIS008",
+        lambda sync: any("/" in place and text.startswith(PLAINLY) for place, text in sync.altered.items()),
+    ),
+)
+"""What is wrong with a sync, the rule that says it, and how the record shows it."""
 
 
 @rule("HIS024", "logged-gap", severity="error", on="history", when=lambda history: bool(history.gaps))
@@ -190,9 +204,17 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
     if not before:
         return UNKNOWN
     index, sync = before[-1]
+    after = own[len(before) : len(before) + 1]
+    if any(each.run == run and each.step == gap.step for _, each in history.missing):
+        return _name_rule("rollouts began without the weights of this step", "HIS014")
+    for text, code, is_met in FAULTS:
+        if is_met(sync):
+            return _name_rule(text, code)
+    if any(each.written for _, each in after):
+        return _name_rule("the engine changed after that sync", "HIS023")
     # settings are read at a sync, and may have changed after the one that gave the weights
     suspects = next(
-        (each.suspects for _, each in [before[-1], *own[len(before) : len(before) + 1]] if each.suspects), ()
+        (each.suspects for _, each in [before[-1], *after] if each.suspects), ()
     )
     if suspects:
         return _Cause("; ".join(suspects), "have both sides compute alike, and the gap goes")
@@ -205,16 +227,18 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
         )
     unequal = history.stored_as_sent.intersection(sync.held) - tensors_stored_as_sent(sync) if sync.sent else set()
     if unequal:
-        return _Cause(
-            "the engine did not hold all that was sent", "mend what HIS001 or HIS008 names", is_consequence=True
-        )
+        return _name_rule("the engine did not hold all that was sent", "HIS001 or HIS008")
     if any(pair.index == index and pair.is_step and history.find_unchanged_side(pair) for pair in history.pairs):
-        return _Cause("that sync changed nothing", "mend what HIS002 names", is_consequence=True)
+        return _name_rule("that sync changed nothing", "HIS002")
     if sync.sent and not (sync.group or sync.partial or sync.unseen):
         as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
         if as_sent >= sync.sent.keys():
             return HELD
     return UNKNOWN
+
+
+def _name_rule(text: str, codes: str) -> _Cause:
+    return _Cause(text, f"mend what {codes} names", is_consequence=True)
 
 
 def _is_until(sync: SyncRecord, gap: GapRecord) -> bool:
