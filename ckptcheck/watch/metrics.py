@@ -12,7 +12,7 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
@@ -20,9 +20,6 @@ from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.runs.history.history import SyncPair
 from ckptcheck.runs.history.record import SyncRecord
 from ckptcheck.watch.metric_outlets import PrometheusFile, Webhook
-
-if TYPE_CHECKING:
-    from ckptcheck.watch.watch_state import WatchState
 
 PREFIX = "ckptcheck/"
 """Beginning of the names: trackers show the part before the slash as a section of its own."""
@@ -90,16 +87,17 @@ def open_sinks(metrics: Metrics) -> list[MetricSink]:
 
 
 def measure_sync(
-    sync: SyncRecord, previous: SyncRecord | None, report: Report | None, watch: WatchState
+    sync: SyncRecord, previous: SyncRecord | None, report: Report | None, *, errors: int, blind: int
 ) -> dict[str, float]:
     """Return name → number for one sync; a sync without digests has fewer numbers.
 
-    previous: the last sync before it that has digests. ``ok`` is 0 where the sync failed or shows an error, a lasting one too.
+    previous: the last sync before it that has digests. errors: that it shows, new ones and lasting ones: ``ok`` is 0 with any.
+    blind: syncs since the watch has last seen weights.
     """
-    is_ok = sync.ok and not watch.errors and report is not None
+    is_ok = sync.ok and not errors and report is not None
     values: dict[str, float] = {
         "ok": float(is_ok),
-        "blind": watch.story.blind,
+        "blind": blind,
         "seconds": sync.seconds,
         "check_seconds": sync.checked,
     }

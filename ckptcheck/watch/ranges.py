@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 Range = tuple[float, float]
@@ -27,7 +28,10 @@ class Ranges:
     def add(self, name: str, tensor: Any) -> None:
         """Add a torch tensor of numbers with a point, of two bytes or more: torch has no aminmax of others. Others are left out."""
         is_read = hasattr(tensor, "data_ptr") and tensor.is_floating_point() and tensor.itemsize > 1
-        if is_read and tensor.numel() and tensor.device.type != "meta":
+        if not is_read or not tensor.numel() or tensor.device.type == "meta":
+            return
+        # a packed type, or a rare device, may have none either
+        with suppress(RuntimeError, NotImplementedError, TypeError, AttributeError):
             self._ends[name] = tuple(tensor.detach().aminmax())
 
     def fetch(self) -> dict[str, Range]:

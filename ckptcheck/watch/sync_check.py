@@ -97,7 +97,8 @@ class SyncCheck:
         step = self._watch.number if self._sync.step is None else self._sync.step
         added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
         if not self._sync.missing:
-            sink.log({**measure_sync(self._sync, previous, report, self._watch), **added}, step)
+            counts = {"errors": self._watch.errors, "blind": self._watch.story.blind}
+            sink.log({**measure_sync(self._sync, previous, report, **counts), **added}, step)
         for finding in report.findings if report is not None else ():
             sink.alert(finding, step)
 

@@ -29,6 +29,8 @@ CAST_BYTES = 4 << 20
 """Largest tensor that is digested a second time after a cast to the engine's dtype. A small step may change none of a few elements
 once they are cast; of a million it changes some."""
 
+UNVERSIONED = "default"
+"""What vLLM 0.32 and SGLang report until somebody gives their weights a version. TRL's client gives none."""
 LARGE = 1 << 20
 """Bytes of a tensor from which on its digest is timed by the CPU's clock: a millisecond."""
 
@@ -375,9 +377,12 @@ class Syncing:
             return False
 
         def ask() -> None:
+            version = engine.version()
+            if version == UNVERSIONED and sync.version is None:
+                version = None
             if before:
-                sync.before = engine.version()
+                sync.before = version
             else:
-                sync.version = engine.version() or sync.version
+                sync.version = version or sync.version
 
         return self._watch.attempt("ask the engine for its version", ask)

@@ -79,7 +79,7 @@ class Watch(WatchState):
         self._is_closed = True
         self.wait(END_PATIENCE)
         if self.pending_gap is not None:
-            self.attempt("judge what was logged", lambda: tell_findings(self, self.judge(None), is_error=False))
+            self.attempt("judge what was logged", lambda: tell_findings(self, self.judge(None), is_error=True))
         tell(self.story.describe_end(self.coverage, self.record.path if self.record is not None else None))
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:

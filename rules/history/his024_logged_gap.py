@@ -42,7 +42,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.rollouts.curves import find_lasting
 from ckptcheck.rollouts.gap_summary import FLOORS
 from ckptcheck.runs.history.history import PLAINLY, History, tensors_stored_as_sent
-from ckptcheck.runs.history.logged_gap import LOGGED, find_logged
+from ckptcheck.runs.history.logged_gap import DRAWN, LOGGED, find_logged
 from ckptcheck.runs.history.record import GapRecord, SyncRecord
 
 BEYOND = 5.0
@@ -111,7 +111,10 @@ def check(history: History) -> Iterator[Problem]:
     for run, gap in history.gaps:
         if find_logged(gap.name):
             series.setdefault((run, gap.name), []).append(gap)
-    for (run, name), gaps in series.items():
+    named: set[str] = set()
+    for (run, name), gaps in sorted(series.items(), key=lambda item: item[0][1] == DRAWN):
+        if name == DRAWN and run in named:
+            continue  # a probe sees what the job has logged
         broken = [gap for gap in gaps if gap.value is None]
         if broken and not any(sync.run == run and (sync.has_nan or sync.not_finite) for sync in history.syncs):
             yield Problem(
@@ -122,6 +125,7 @@ def check(history: History) -> Iterator[Problem]:
         values = [LOGGED[find_logged(name)].nats(gap.value or 0.0) for gap in finite]
         limit = min(LARGEST, BEYOND * FLOORS.get(gaps[-1].dtype, LARGEST))
         for departure in _find_departures(values, limit, is_lagging=LOGGED[find_logged(name)].is_lagging):
+            named.add(run)
             yield _describe(history, run, finite, values, departure, limit)
 
 
@@ -179,7 +183,8 @@ def _describe(
     first, last = gaps[departure.places[0]], gaps[departure.places[-1]]
     shown = f"{first.name} is {first.value:.3g}"
     if departure.kind == "start":
-        shown += f" from the start, and equal weights {_describe_dtype(first.dtype)} differ by at most {limit:g} nats a token"
+        since = "" if departure.places[0] else " from the start"
+        shown += f"{since}, and equal weights {_describe_dtype(first.dtype)} differ by at most {limit:g} nats a token"
     elif departure.kind == "jump":
         shown += f", {_format_ratio(values[departure.places[0]] / departure.usual)} times what it was"
     else:
@@ -213,9 +218,7 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
     if any(each.written for _, each in after):
         return _name_rule("the engine changed after that sync", "HIS023")
     # settings are read at a sync, and may have changed after the one that gave the weights
-    suspects = next(
-        (each.suspects for _, each in [before[-1], *after] if each.suspects), ()
-    )
+    suspects = next((each.suspects for _, each in [before[-1], *after] if each.suspects), ())
     if suspects:
         return _Cause("; ".join(suspects), "have both sides compute alike, and the gap goes")
     steps = [each.step for _, each in own if each.step is not None]

@@ -140,6 +140,30 @@ def test_all_faults_planted_from_outside_and_all_sound_settings(tmp_path: Path) 
     shutil.copy(tmp_path / "table.md", ROOT / "build" / "job-faults.md")
 
 
+def test_a_job_of_trl_with_a_server(tmp_path: Path) -> None:
+    """vLLM's own HTTP server, asked by the callback for its checksums, and watching itself at the same time."""
+    lost, engine = "model.layers.1.mlp.down_proj.weight", tmp_path / "engine.jsonl"
+    done = run(
+        "trl_server",
+        tmp_path,
+        *("--steps", "8", "--lost", f"4={lost}", "--probe", "3"),
+        sites=[write_plugin_site(tmp_path / "plugin")],
+        variables={"CKPTCHECK_WATCH": f"record={engine},share=1000,budget=60"},
+    )
+    codes = {where: [line[:6] for line in lines] for where, lines in said_of(tmp_path / "syncs.jsonl").items()}
+    assert codes == {"step 4": ["HIS001", "HIS024"], "step 6": ["HIS016"]}
+    assert (
+        f"HIS001 step 4: 1 tensor of the engine did not change although the trainer sent new values: {lost}"
+        in done.stderr
+    )
+    syncs = open_history(tmp_path / "syncs.jsonl").syncs
+    assert {(len(sync.sent), len(sync.held), sync.coverage, sync.version) for sync in syncs} == {(21, 15, 1.0, None)}
+    assert [sync.gap.dtype for sync in syncs if sync.gap] == ["float32"] * 7
+    assert max(sync.probe.drawn or 0 for sync in syncs[:4] if sync.probe) < 1e-6
+    # the engine counts the first two syncs as step 0
+    assert {where: [line[:6] for line in lines] for where, lines in said_of(engine).items()} == {"step 3": ["HIS007"]}
+
+
 def test_vllm_watches_itself_in_a_job_of_trl(tmp_path: Path) -> None:
     """CKPTCHECK_WATCH alone. The engine sees what reaches it: a tensor that is lost on the way is one that is not sent."""
     record, lost = tmp_path / "syncs.jsonl", "model.layers.0.mlp.up_proj.weight"

@@ -164,3 +164,56 @@ def test_scoring_leaves_a_model_in_training_mode() -> None:
     assert torch.equal(torch.get_rng_state(), state), "the job draws the same numbers as without a probe"
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_first_probes_are_held_against_what_the_dtype_makes() -> None:
+    """Else a job that is wrong from the start makes its own measure."""
+    engine, ours = Side(), Side()
+    engine.off = 0.002
+    found: list[str] = []
+    probe = Probe(fixed_sequences(50), engine.score, ours.score, every=1, dtype="float32")
+    watch = Watch(probe=probe, on=lambda finding: found.append(finding.message))
+    for step in range(4):
+        with watch(step=step) as sync:
+            list(sync.sent(Trainer().export()))
+    assert [line.partition(";")[0] for line in found if "fixed tokens" in line] == [
+        "step 0: on 124 fixed tokens the engine is 0.002 nats a token from the trainer, at most 0.002"
+    ]
+    assert [sync.probe.floor for sync in watch.last if sync.probe] == [1e-4, 1e-4, None, None]
+
+
+def test_what_a_probe_draws_is_a_gap_of_its_own(tmp_path: Path) -> None:
+    """The scores agree; the tokens that the engine draws come through a cache of the step before."""
+    side, off = Side(), [0.0]
+    found: list[str] = []
+    probe = Probe(
+        fixed_sequences(50), side.score, side.score, every=1, dtype="float32", draw=lambda: ([-1.0 + off[0]], [-1.0])
+    )
+    watch = Watch(
+        probe=probe, record=tmp_path / "syncs.jsonl", on=lambda finding: found.append(finding.message.partition(",")[0])
+    )
+    for step in range(6):
+        off[0] = 0.25 if step >= 4 else 1e-7
+        with watch(step=step, loss=float(step)) as sync:
+            list(sync.sent(Trainer().export()))
+    assert "step 4: ckptcheck/drawn is 0.25" in found
+    said = [
+        finding.message for finding in ckptcheck.history(tmp_path / "syncs.jsonl").findings if finding.code == "HIS024"
+    ]
+    assert len(said) == 1
+    assert said[0].startswith("step 4: ckptcheck/drawn is 0.25, 2,500,000 times what it was; it shows at 2 steps")
+
+
+def test_a_probe_leaves_the_random_numbers_of_the_job_alone() -> None:
+    torch = pytest.importorskip("torch")
+
+    def draw() -> tuple[list[float], list[float]]:
+        return torch.rand(2).tolist(), torch.rand(2).tolist()
+
+    side = Side()
+    probe = Probe(fixed_sequences(50), side.score, side.score, draw=draw)
+    torch.manual_seed(0)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(0)
+    probe.measure(0, None)
+    assert torch.rand(3).tolist() == expected

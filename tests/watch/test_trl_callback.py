@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ckptcheck.framework_folders import load_framework_file
 from ckptcheck.runs.history.history import open_history
 from ckptcheck.runs.history.record import Record, SyncRecord
 from ckptcheck.watch import SyncWarning, WatchCallback
@@ -136,3 +137,92 @@ def test_the_engine_is_found() -> None:
 def test_it_is_no_callback_for_what_is_no_event() -> None:
     with pytest.raises(AttributeError):
         _ = WatchCallback().state  # type: ignore[attr-defined]
+
+
+def make_trl(**settings: Any) -> Any:
+    """Return what a trainer of TRL with a vLLM in its process looks like."""
+    generation = SimpleNamespace(
+        **{"mode": "colocate", "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        | {"generation_kwargs": {}} | settings.pop("generation", {}),
+    )  # fmt: skip
+    cache = settings.pop("cached", {})
+    config = SimpleNamespace(dtype="torch.float32", logprobs_mode=settings.pop("logprobs_mode", "processed_logprobs"))
+    pool = SimpleNamespace(cached_block_hash_to_block=SimpleNamespace(_cache=cache))
+    scheduler = SimpleNamespace(kv_cache_manager=SimpleNamespace(block_pool=pool))
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
+    generation.llm = SimpleNamespace(
+        llm_engine=SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(model_config=config))
+    )
+    return SimpleNamespace(**{"vllm_generation": generation, "temperature": 1.0} | settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, []),
+        ({"temperature": 0.7, "generation": {"temperature": 0.7}}, []),
+        ({"cached": {1: "block"}}, ["the engine kept its prefix cache over the sync"]),
+        ({"generation": {"temperature": 0.7}}, ["the engine draws at temperature 0.7, and the trainer computes at 1"]),
+        (
+            {"generation": {"generation_kwargs": {"temperature": 0.5}}},
+            ["the engine draws at temperature 0.5, and the trainer computes at 1"],
+        ),
+        (
+            {"temperature": 0.7, "generation": {"temperature": 0.7}, "logprobs_mode": "raw_logprobs"},
+            ["the engine gives raw logprobs, and the trainer divides by the temperature 0.7"],
+        ),
+        ({"logprobs_mode": "raw_logprobs"}, []),
+        (
+            {"generation": {"top_p": 0.9}},
+            ["the engine's logprobs are those after top_p = 0.9, and the trainer's are not"],
+        ),
+        ({"generation": {"top_k": -1}}, []),
+    ],
+)
+def test_what_lets_logprobs_differ_is_noted(settings: dict[str, Any], expected: list[str]) -> None:
+    assert load_framework_file("trl", "watch").find_suspects(make_trl(**settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "trainer", "flags", "expected"),
+    [
+        ("torch.float32", "torch.float32", {}, "float32"),
+        ("torch.bfloat16", "torch.float32", {}, "bfloat16"),
+        ("torch.float32", "torch.float16", {}, "float16"),
+        ("torch.float32", "torch.float32", {"bf16": True}, "bfloat16"),
+    ],
+)
+def test_the_narrower_dtype_counts(engine: str, trainer: str, flags: dict[str, bool], expected: str) -> None:
+    owner = make_trl(model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(dtype=trainer)])))
+    owner.args = SimpleNamespace(**flags)
+    owner.vllm_generation.llm.llm_engine.vllm_config.model_config.dtype = engine
+    assert load_framework_file("trl", "watch").find_dtype(owner) == expected
+
+
+def test_a_trainer_that_cannot_be_probed_is_watched_without(tmp_path: Path) -> None:
+    engine = Engine()
+    generation = Generation(Trainer(), engine)
+    generation.enable_sleep_mode = True  # type: ignore[attr-defined]
+    trainer = GRPOTrainer(generation, WatchCallback(engine, record=tmp_path / "syncs.jsonl", probe=2))
+    trainer.accelerator.unwrap_model = lambda model: model
+    trainer.model = None  # type: ignore[attr-defined]
+    with pytest.warns(SyncWarning, match="no probe: with vllm_enable_sleep_mode the engine sleeps where a sync ends"):
+        trainer.train(2)
+    assert len(open_history(tmp_path / "syncs.jsonl").syncs) == 2
+
+
+def test_what_trl_logs_reaches_the_next_sync(tmp_path: Path) -> None:
+    """TRL has counted a step when it logs it: the tokens are those of the sync before."""
+    engine = Engine()
+    trainer = GRPOTrainer(Generation(Trainer(), engine), WatchCallback(engine, record=tmp_path / "syncs.jsonl"))
+    trainer.train(0)
+    handler = trainer.callback_handler
+    for step in range(3):
+        trainer.state.global_step = step
+        trainer.vllm_generation.sync_weights()
+        trainer.vllm_generation.trainer.step()
+        state = SimpleNamespace(global_step=step + 1)
+        for callback in handler.callbacks:
+            callback.on_log(None, state, None, logs={"loss": 1.0, "sampling/sampling_logp_difference/mean": 1e-7})
+    gaps = [sync.gap for sync in open_history(tmp_path / "syncs.jsonl").syncs]
+    assert [gap and gap.step for gap in gaps] == [None, 0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -57,21 +58,29 @@ def trl(trainer: T, watch: Watch) -> T:
                 sync.unseen("this version of TRL has neither _iter_named_params nor _push_param_to_vllm")
             with replaced(generation, **shown):
                 result = synchronize(*arguments, **keywords)
-            watch.attempt("read the engine's settings", lambda: sync.suspect(*find_suspects(owner)), once=True)
+            if watch.enabled:
+                with suppress(Exception):
+                    sync.suspect(*find_suspects(owner))
             return result
 
     generation.sync_weights = watched
-    watch.attempt("read the dtypes", lambda: setattr(watch, "dtype", find_dtype(owner)), once=True)
+    if watch.enabled:
+        # an older TRL or vLLM, or a server without dev mode: limits are then those of bfloat16
+        with suppress(Exception):
+            watch.dtype = find_dtype(owner)
     _watch_rollouts(owner, generation, watch, synced)
     return trainer
 
 
 def find_dtype(trainer: Any) -> str:
     """Return the dtype in which both sides compute: the narrower one; "" where the engine's is not known."""
-    config = _find_config(trainer.vllm_generation, "model_config")
-    if config is None:
+    generation = trainer.vllm_generation
+    engine = getattr(_find_config(generation, "model_config"), "dtype", None)
+    if engine is None and getattr(generation, "vllm_client", None) is not None:
+        engine = generation.vllm_client.get_server_info()["model_config"]["dtype"]
+    if engine is None:
         return ""
-    sides = [str(config.dtype), str(next(trainer.model.parameters()).dtype)]
+    sides = [str(engine), str(next(trainer.model.parameters()).dtype)]
     sides += [name for name, flag in (("bfloat16", "bf16"), ("float16", "fp16")) if getattr(trainer.args, flag, False)]
     names = [side.removeprefix("torch.") for side in sides]
     return next((name for name in names if name != "float32"), "float32")

@@ -53,6 +53,19 @@ def run_id() -> str:
     return RUN_ID if os.getpid() == _IMPORTED_BY else f"{RUN_ID}-{os.getpid()}"
 
 
+class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The gap between the logprobs of engine and trainer that the job itself logged, for the tokens of one step."""
+
+    name: str
+    """The metric, as the job calls it."""
+    value: float | None
+    """As it was logged; None where it was no finite number."""
+    step: int | None = None
+    """The step whose tokens it is about, counted as syncs are."""
+    dtype: str = ""
+    """In which both sides compute, the narrower of two; "" if that is not known."""
+
+
 class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """How far the logprobs of engine and trainer were apart on fixed sequences, right after a sync."""
 
@@ -76,19 +89,6 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
         if self.mean is not None and self.most is not None and not math.isfinite(self.mean + self.most):
             msgspec.structs.force_setattr(self, "mean", None)
             msgspec.structs.force_setattr(self, "most", None)
-
-
-class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The gap between the logprobs of engine and trainer that the job itself logged, for the tokens of one step."""
-
-    name: str
-    """The metric, as the job calls it."""
-    value: float | None
-    """As it was logged; None where it was no finite number."""
-    step: int | None = None
-    """The step whose tokens it is about, counted as syncs are."""
-    dtype: str = ""
-    """In which both sides compute, the narrower of two; "" if that is not known."""
 
 
 class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
