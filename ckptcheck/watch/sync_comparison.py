@@ -13,13 +13,14 @@ from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
 from ckptcheck.watch.engine_side import find_dtype, is_on_cpu, read_engine, read_parts
 from ckptcheck.watch.tensor_difference import describe_difference
 from ckptcheck.watch.tensor_digests import SyncDigests, digest_tensor
-from ckptcheck.watch.trainer_side import MOST, MOST_BYTES, SyncOfTrainer
+from ckptcheck.watch.trainer_side import MOST, MOST_BYTES, SyncOfTrainer, may_describe
 
 if TYPE_CHECKING:
     from ckptcheck.watch.watch_state import WatchState
 
-BEFORE = 16 << 20
-"""Bytes of the engine that are read before a sync; of a larger one the tensors take turns."""
+BEFORE, FIRST, TURNS = 16 << 20, 16, 3
+"""Bytes of the engine that are read before a sync at most; syncs before which all of it is read, if it has no more; and the least
+number of syncs in which its tensors take turns from then on: a third read of all costs half as much again as the other two."""
 
 
 class SyncComparison:
@@ -42,25 +43,30 @@ class SyncComparison:
     def _read_before(self) -> None:
         watch = self._watch
         assert watch.engine is not None
-        turns = max(1, -(-watch.nbytes // BEFORE))
+        turns = max(TURNS if watch.number > FIRST else 1, -(-watch.nbytes // BEFORE))
         names = {key.partition("/")[2] for key in self._expected}
         chosen = {name for name in names if zlib.crc32(name.encode()) % turns == watch.number % turns}
         read_engine(watch.engine, watch.names, self._before, chosen.__contains__, lambda: False)
+        if turns == TURNS and is_on_cpu(watch.engine) and self._list_written():
+            read_engine(watch.engine, watch.names, self._before, (names - chosen).__contains__, lambda: False)
+
+    def _list_written(self) -> dict[str, str]:
+        """Return what the engine held otherwise than after the last sync."""
+        return {key: value for key, value in self._before.fetch().items() if self._expected.get(key, value) != value}
 
     def add(self, name: str, tensor: Any) -> None:
         """Look at a tensor that is sent."""
         if self.trainer is not None:
             self.trainer.compare(name, tensor, find_dtype(self._watch.engine, name))
-        if name in self._watch.suspects and hasattr(tensor, "data_ptr") and tensor.nbytes <= MOST_BYTES:
+        is_suspect = name in self._watch.suspects and hasattr(tensor, "data_ptr") and tensor.nbytes <= MOST_BYTES
+        if is_suspect and find_dtype(self._watch.engine, name) == tensor.dtype:
             self._kept[name] = tensor.detach().clone()
 
     def finish(self, sync: SyncRecord, names: Collection[str], *, is_whole: bool) -> None:
         """Write what differs into the record. names: of all that was sent. is_whole: no weight passed the watch by."""
         # an engine that shares its memory with the trainer has the new values already
         sync.written = {
-            key: value
-            for key, value in self._before.fetch().items()
-            if self._expected.get(key, value) != value and value != sync.sent.get(key.partition("/")[2])
+            key: value for key, value in self._list_written().items() if value != sync.sent.get(key.partition("/")[2])
         }
         if self.trainer is not None and (sync.sent or not names):
             for field, value in self.trainer.finish(sync.sent, names, is_whole=is_whole).items():
@@ -80,12 +86,13 @@ class SyncComparison:
         }
         self._watch.suspects = frozenset([*unequal][:MOST]) if sync.alike else frozenset()
         own = self.trainer.own if self.trainer is not None else {}
-        kept = {name: self._kept.get(name, own.get(name)) for name in self._watch.suspects}
-        kept = {name: tensor for name, tensor in kept.items() if tensor is not None}
+        kept = {name: tensor for name in unequal if (tensor := self._kept.get(name, own.get(name))) is not None}
         if not kept or self._watch.engine is None:
             return
         for name, held in read_parts(self._watch.engine, self._watch.names):
             ours = kept.get(name)
+            if not may_describe(sync.altered):
+                break
             if ours is None or (ours.shape, ours.dtype) != (held.shape, held.dtype):
                 continue  # an engine that casts or packs holds no such numbers
             # the trainer may have changed its memory since, as it takes an adapter out again

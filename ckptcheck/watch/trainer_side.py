@@ -6,17 +6,19 @@ digested twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
+from ckptcheck.runs.history.record import PLAINLY
 from ckptcheck.watch.tensor_difference import describe_difference
 from ckptcheck.watch.tensor_digests import SyncDigests
 
 PREFIXES = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.", "modules_to_save.default.")
 """What wrappers of torch and PEFT put into the name of a parameter."""
-MOST = 4
-"""Tensors of a sync whose difference is described. It reads both, and one tells the cause."""
+MOST, MOST_PLAIN = 4, 64
+"""Tensors of a sync whose difference is described, which reads both of each: one tells the cause. More are described of plain
+differences, as of a side that rounds, since each counts by itself."""
 MOST_BYTES = 64 << 20
 """Largest tensor whose difference is described."""
 ROWS, MODULES = 4, 3
@@ -117,7 +119,7 @@ class SyncOfTrainer:
             ours = ours.to(tensor.dtype)
         self._digests.add(name, ours.to(tensor.device))
         if (
-            len(self.altered) < MOST
+            may_describe(self.altered)
             and tensor.nbytes <= MOST_BYTES
             and (text := self.side.describe(name, ours, tensor))
         ):
@@ -155,6 +157,11 @@ class SyncOfTrainer:
             "altered": self.altered,
             "merged": product / size if is_sure else None,
         }
+
+
+def may_describe(described: Mapping[str, str]) -> bool:
+    """Whether a sync may describe one more difference."""
+    return len(described) < MOST_PLAIN and sum(not text.startswith(PLAINLY) for text in described.values()) < MOST
 
 
 def clean_name(name: str) -> str:

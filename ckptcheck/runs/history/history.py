@@ -14,13 +14,11 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
 from ckptcheck.runs.history.joined import join_records
-from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
+from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
-PLAINLY = ("the values of", "multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
-"""How `SyncRecord.altered` begins where an engine has something that no engine's own layout explains."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
