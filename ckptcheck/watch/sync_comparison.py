@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from ckptcheck.watch.watch_state import WatchState
 
 BEFORE, FIRST, TURNS = 16 << 20, 16, 3
-"""Bytes of the engine that are read before a sync at most; syncs before which all of it is read, if it has no more; and the least
-number of syncs in which its tensors take turns from then on: a third read of all costs half as much again as the other two."""
+"""Bytes of the engine that are read before a sync at most, and of what is sent that are kept until it ends; the first syncs, before
+which all of a small engine is read; and the least number of syncs in which its tensors take turns from then on: a third read of all
+costs half as much again as the other two."""
 
 
 class SyncComparison:
@@ -32,7 +33,8 @@ class SyncComparison:
         self._before = SyncDigests()
         self._expected, watch.engine_before = watch.engine_before, {}
         self._kept: dict[str, Any] = {}
-        """Copies of what was sent by the names of `WatchState.suspects`."""
+        """Copies of what was sent: by the names of `WatchState.suspects`, and of a small model at the first syncs."""
+        self._kept_bytes = 0
 
     def look_before(self) -> None:
         """Digest what the engine holds, when the first tensor of the sync is sent and before it arrives."""
@@ -58,9 +60,13 @@ class SyncComparison:
         """Look at a tensor that is sent."""
         if self.trainer is not None:
             self.trainer.compare(name, tensor, find_dtype(self._watch.engine, name))
-        is_suspect = name in self._watch.suspects and hasattr(tensor, "data_ptr") and tensor.nbytes <= MOST_BYTES
-        if is_suspect and find_dtype(self._watch.engine, name) == tensor.dtype:
+        if not hasattr(tensor, "data_ptr") or find_dtype(self._watch.engine, name) != tensor.dtype:
+            return
+        is_own = self.trainer is not None and self.trainer.keeps(name)
+        is_early = self._watch.number <= FIRST and not is_own and self._kept_bytes + tensor.nbytes <= BEFORE
+        if is_early or (name in self._watch.suspects and tensor.nbytes <= MOST_BYTES):
             self._kept[name] = tensor.detach().clone()
+            self._kept_bytes += tensor.nbytes
 
     def finish(self, sync: SyncRecord, names: Collection[str], *, is_whole: bool) -> None:
         """Write what differs into the record. names: of all that was sent. is_whole: no weight passed the watch by."""

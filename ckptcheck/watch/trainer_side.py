@@ -6,7 +6,7 @@ digested twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
@@ -46,6 +46,11 @@ class TrainerSide:
             self._places[plain] = (modules[path], last)
             if plain.removesuffix(".weight") in adapted and last == "weight":
                 self._adapters[plain] = modules[path.removesuffix(".base_layer")]
+
+    @property
+    def adapted(self) -> Collection[str]:
+        """Names of the weights that have an adapter."""
+        return self._adapters.keys()
 
     def find(self, name: str) -> Any:
         """Return the parameter that is sent by this name, None where there is none."""
@@ -95,6 +100,10 @@ class SyncOfTrainer:
         """What was sent from the memory of its parameter."""
         self._bases = {name: _take_rows(side.find(name)) for name in adapters}
         self._products: list[tuple[float, float, float, int]] = []
+
+    def keeps(self, name: str) -> bool:
+        """Whether a tensor was sent from a parameter that has these values when the sync ends: no adapter is taken out of it."""
+        return name in self.own and name not in self.side.adapted
 
     def compare(self, name: str, tensor: Any, held: Any) -> None:
         """Hold a tensor that is sent against its parameter. held: the dtype in which the engine holds it, None if not known."""

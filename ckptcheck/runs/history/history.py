@@ -346,7 +346,12 @@ class History(EvidenceDefaults):
             if key in pair.before.held
             and key not in pair.held_changed
             and value not in NO_BYTES
-            and not pair.after.altered.get(key, "").startswith(PLAINLY)
+            and (
+                not pair.after.altered.get(key, "").startswith(
+                    PLAINLY
+                )  # HIS008 says it, unless it is the old value itself
+                or value == pair.before.sent.get(key.partition("/")[2])
+            )
             and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
             and (
                 (key in self.stored_as_sent and not (rounds and SMALL.search(key)))
