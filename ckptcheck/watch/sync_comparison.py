@@ -10,19 +10,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
-from ckptcheck.watch.engine_side import find_dtype, is_on_cpu, read_engine, read_parts
+from ckptcheck.watch.engine_side import is_on_cpu, read_engine, read_parts
 from ckptcheck.watch.ranges import SCALED, Range, Ranges, describe_range, find_odd
 from ckptcheck.watch.tensor_difference import describe_difference
 from ckptcheck.watch.tensor_digests import SyncDigests, digest_tensor
-from ckptcheck.watch.trainer_side import MOST, MOST_BYTES, SyncOfTrainer
+from ckptcheck.watch.trainer_side import MOST, MOST_BYTES, SyncOfTrainer, may_describe
 
 if TYPE_CHECKING:
     from ckptcheck.watch.engine_layout import EnginePart
     from ckptcheck.watch.engine_side import WatchedEngine
     from ckptcheck.watch.watch_state import WatchState
 
-BEFORE = 16 << 20
-"""Bytes of the engine that are read before a sync; of a larger one the tensors take turns."""
+BEFORE, FIRST, TURNS = 16 << 20, 16, 3
+"""Bytes of the engine that are read before a sync at most, and of what is sent that are kept until it ends; the first syncs, before
+which all of a small engine is read; and the least number of syncs in which its tensors take turns from then on: a third read of all
+costs half as much again as the other two."""
 
 
 class SyncComparison:
@@ -34,7 +36,8 @@ class SyncComparison:
         self._before = SyncDigests()
         self._expected, watch.engine_before = watch.engine_before, {}
         self._kept: dict[str, Any] = {}
-        """Copies of what was sent by the names of `WatchState.suspects`."""
+        """Copies of what was sent: by the names of `WatchState.suspects`, and of a small model at the first syncs."""
+        self._kept_bytes = 0
         self._ranges = Ranges()
 
     def look_before(self) -> None:
@@ -46,26 +49,35 @@ class SyncComparison:
     def _read_before(self) -> None:
         watch = self._watch
         assert watch.engine is not None
-        turns = max(1, -(-watch.nbytes // BEFORE))
+        turns = max(TURNS if watch.number > FIRST else 1, -(-watch.nbytes // BEFORE))
         names = {key.partition("/")[2] for key in self._expected}
         chosen = {name for name in names if zlib.crc32(name.encode()) % turns == watch.number % turns}
         read_engine(watch.engine, watch.names, self._before, chosen.__contains__, lambda: False)
+        if turns == TURNS and is_on_cpu(watch.engine) and self._list_written():
+            read_engine(watch.engine, watch.names, self._before, (names - chosen).__contains__, lambda: False)
 
-    def add(self, name: str, tensor: Any) -> None:
-        """Look at a tensor that is sent."""
+    def _list_written(self) -> dict[str, str]:
+        """Return what the engine held otherwise than after the last sync."""
+        return {key: value for key, value in self._before.fetch().items() if self._expected.get(key, value) != value}
+
+    def add(self, name: str, tensor: Any, held: Any) -> None:
+        """Look at a tensor that is sent. held: the dtype in which the engine holds it, None if not known."""
         self._ranges.add(name, tensor)
         if self.trainer is not None:
-            self.trainer.compare(name, tensor, find_dtype(self._watch.engine, name))
-        if name in self._watch.suspects and hasattr(tensor, "data_ptr") and tensor.nbytes <= MOST_BYTES:
+            self.trainer.compare(name, tensor, held)
+        if not hasattr(tensor, "data_ptr") or held != tensor.dtype:
+            return
+        is_own = self.trainer is not None and self.trainer.keeps(name)
+        is_early = self._watch.number <= FIRST and not is_own and self._kept_bytes + tensor.nbytes <= BEFORE
+        if is_early or (name in self._watch.suspects and tensor.nbytes <= MOST_BYTES):
             self._kept[name] = tensor.detach().clone()
+            self._kept_bytes += tensor.nbytes
 
     def finish(self, sync: SyncRecord, names: Collection[str], *, is_whole: bool) -> None:
         """Write what differs into the record. names: of all that was sent. is_whole: no weight passed the watch by."""
         # an engine that shares its memory with the trainer has the new values already
         sync.written = {
-            key: value
-            for key, value in self._before.fetch().items()
-            if self._expected.get(key, value) != value and value != sync.sent.get(key.partition("/")[2])
+            key: value for key, value in self._list_written().items() if value != sync.sent.get(key.partition("/")[2])
         }
         if self.trainer is not None and (sync.sent or not names):
             for field, value in self.trainer.finish(sync.sent, names, is_whole=is_whole).items():
@@ -91,19 +103,18 @@ class SyncComparison:
         own = self.trainer.own if self.trainer is not None else {}
         suspects = [name for name in unequal if name in sync.sent][:MOST] if sync.alike else []
         self._watch.suspects = frozenset(suspects)
-        kept = {name: self._kept.get(name, own.get(name)) for name in suspects}
         altered: dict[str, str] = {}
         parts: dict[str, EnginePart] = {}
         held_ranges = Ranges()
         for part, held in read_parts(engine, self._watch.names) if unequal else ():
-            if (key := unequal.get(part.name)) is None:
+            if (key := unequal.get(name := part.name)) is None:
                 continue
-            if _has_kind(ours := kept.get(part.name), held) and digest_tensor(ours) == sync.sent[part.name]:
-                describe = (
-                    describe_difference if self.trainer is None else partial(self.trainer.side.describe, part.name)
-                )
+            ours = self._kept.get(name, own.get(name)) if may_describe(altered) else None
+            # the trainer may have changed its memory since, as it takes an adapter out again
+            if _has_kind(ours, held) and digest_tensor(ours) == sync.sent.get(name):
+                describe = describe_difference if self.trainer is None else partial(self.trainer.side.describe, name)
                 altered[key] = describe(ours, held)
-            else:  # the trainer may have changed its memory since, as it takes an adapter out again
+            else:
                 parts[key] = part
                 held_ranges.add(key, held)
         for key, values in held_ranges.fetch().items():

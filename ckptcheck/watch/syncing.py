@@ -312,8 +312,8 @@ class Syncing:
         if hasattr(type(tensor), "full_tensor"):
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
         self._sent_digests.add(name, tensor)
-        self._comparison.add(name, tensor)
         cast = find_dtype(self._watch.engine, name)
+        self._comparison.add(name, tensor, cast)
         if cast is None or not hasattr(tensor, "data_ptr") or cast == tensor.dtype or tensor.nbytes > CAST_BYTES:
             return
         # a dtype of one byte has a scale too

@@ -6,17 +6,19 @@ digested twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
+from ckptcheck.runs.history.record import PLAINLY
 from ckptcheck.watch.tensor_difference import describe_difference
 from ckptcheck.watch.tensor_digests import SyncDigests
 
 PREFIXES = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.", "modules_to_save.default.")
 """What wrappers of torch and PEFT put into the name of a parameter."""
-MOST = 4
-"""Tensors of a sync whose difference is described. It reads both, and one tells the cause."""
+MOST, MOST_PLAIN = 4, 64
+"""Tensors of a sync whose difference is described, which reads both of each: one tells the cause. More are described of plain
+differences, as of a side that rounds, since each counts by itself."""
 MOST_BYTES = 64 << 20
 """Largest tensor whose difference is described."""
 ROWS, MODULES = 4, 3
@@ -44,6 +46,11 @@ class TrainerSide:
             self._places[plain] = (modules[path], last)
             if plain.removesuffix(".weight") in adapted and last == "weight":
                 self._adapters[plain] = modules[path.removesuffix(".base_layer")]
+
+    @property
+    def adapted(self) -> Collection[str]:
+        """Names of the weights that have an adapter."""
+        return self._adapters.keys()
 
     def find(self, name: str) -> Any:
         """Return the parameter that is sent by this name, None where there is none."""
@@ -94,6 +101,10 @@ class SyncOfTrainer:
         self._bases = {name: _take_rows(side.find(name)) for name in adapters}
         self._products: list[tuple[float, float, float, int]] = []
 
+    def keeps(self, name: str) -> bool:
+        """Whether a tensor was sent from a parameter that has these values when the sync ends: no adapter is taken out of it."""
+        return name in self.own and name not in self.side.adapted
+
     def compare(self, name: str, tensor: Any, held: Any) -> None:
         """Hold a tensor that is sent against its parameter. held: the dtype in which the engine holds it, None if not known."""
         parameter = self.side.find(name)
@@ -117,7 +128,7 @@ class SyncOfTrainer:
             ours = ours.to(tensor.dtype)
         self._digests.add(name, ours.to(tensor.device))
         if (
-            len(self.altered) < MOST
+            may_describe(self.altered)
             and tensor.nbytes <= MOST_BYTES
             and (text := self.side.describe(name, ours, tensor))
         ):
@@ -155,6 +166,11 @@ class SyncOfTrainer:
             "altered": self.altered,
             "merged": product / size if is_sure else None,
         }
+
+
+def may_describe(described: Mapping[str, str]) -> bool:
+    """Whether a sync may describe one more difference."""
+    return len(described) < MOST_PLAIN and sum(not text.startswith(PLAINLY) for text in described.values()) < MOST
 
 
 def clean_name(name: str) -> str:

@@ -86,7 +86,8 @@ def _find_restarts(history: History) -> Iterator[Problem]:
             before is None
             or not _goes_on(history, before.run, sync)
             or before.nbytes != sync.nbytes
-            or not before.merged == sync.merged is None
+            or (sync.merged, before.merged) != (None, None)
+            or sync.frozen
         ):
             continue
         names = [name for name, value in sync.sent.items() if before.sent.get(name, value) != value]

@@ -29,8 +29,8 @@ had freed)
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import EXPERT, PLAINLY, History, drop_rounded, tensors_stored_as_sent
-from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
+from ckptcheck.runs.history.history import EXPERT, History, drop_rounded, tensors_stored_as_sent
+from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, SyncRecord
 from ckptcheck.text.formatting import count, list_unless_single
 
 
@@ -85,7 +85,7 @@ def check(history: History) -> Iterator[Problem]:
             f"{history.label(indices[0])}: the engine holds other values than the trainer sent in"
             f" {count(len(unequal), 'tensor')}{list_unless_single(unequal)}"
             f"{_describe_origin(history, indices[0], unequal, others[indices[0]])}{history.describe_lasting(indices)}",
-            key=min(unequal),
+            key=unequal[0],
             hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
         )
 
@@ -101,7 +101,7 @@ def _find_late(history: History, index: int) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for earlier in range(index - 1, -1, -1) if wrong else ():
         before = history.syncs[earlier]
-        if (before.run, before.group) == (sync.run, sync.group) and before.ok:
+        if before.run == sync.run and before.ok:
             for name, value in wrong.items():
                 if name not in found and value in (before.sent.get(name), before.cast.get(name)):
                     found[name] = earlier

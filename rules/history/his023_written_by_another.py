@@ -65,19 +65,23 @@ def check(history: History) -> Iterator[Problem]:
 
 def _find_written(history: History) -> Iterator[Problem]:
     """Describe what was written to the engine after a sync and before the next one."""
+    # after the sync that is followed the engine still held what it was to hold
     found = [
-        (index, [key for key in sync.written if "experts" not in key])
+        (index - 1, [key for key in sync.written if "experts" not in key])
         for index, sync in enumerate(history.syncs)
         if index
     ]
-    for indices, keys in history.follow(found):
-        at, names = indices[0], [key.partition("/")[2] for key in keys]
+    for before, keys in history.follow(found):
+        indices = [index + 1 for index in before]
+        at, names = indices[0], [key.partition("/")[2] for key in keys if key in history.syncs[indices[0]].written]
         written = history.syncs[at].written
         origin = ""
         for earlier in range(at - 1):
             held = history.syncs[earlier].held
-            if held and all(held.get(key) == written[key] for key in keys):
-                origin = f"; {'it' if len(keys) == 1 else 'they'} went back to what the engine held at {history.label(earlier)}"
+            if not held.keys().isdisjoint(written) and all(
+                held.get(key, value) == value for key, value in written.items()
+            ):
+                origin = f"; {'it' if len(names) == 1 else 'they'} went back to what the engine held at {history.label(earlier)}"
                 break
         yield Problem(
             f"{history.label(at)}: {count(len(names), 'tensor')} of the engine changed between the sync of"

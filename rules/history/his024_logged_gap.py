@@ -41,9 +41,9 @@ from statistics import median
 from ckptcheck import Problem, rule
 from ckptcheck.rollouts.curves import find_lasting
 from ckptcheck.rollouts.gap_summary import FLOORS
-from ckptcheck.runs.history.history import PLAINLY, History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import History, tensors_stored_as_sent
 from ckptcheck.runs.history.logged_gap import DRAWN, LOGGED, find_logged
-from ckptcheck.runs.history.record import GapRecord, SyncRecord
+from ckptcheck.runs.history.record import PLAINLY, GapRecord, SyncRecord
 
 BEYOND = 5.0
 """How many times its floor, or its usual value, a gap may be, as in HIS016."""

@@ -136,16 +136,21 @@ def test_how_the_engine_differs_is_said_from_the_first_sync_on(into: Callable[[A
     ]
 
 
-def test_how_the_engine_differs_is_said_of_what_nobody_knows_the_parameters_of() -> None:
-    """The next sync keeps a copy of what is sent by this name."""
-    job = Job(arrive=lambda name, value: value * (2 if name == "1.weight" and job.step > 1 else 1))
-    for step in range(4):
-        with job.watch(step=step) as sync:
-            for name, value in sync.sent(job._walk()):
-                job.engine.get_parameter(name).data.copy_(job.arrive(name, value + step))
+@pytest.mark.parametrize("first", [1, 20])
+def test_how_the_engine_differs_is_said_where_nobody_knows_the_parameters(first: int) -> None:
+    """The first syncs keep a copy of all that is sent, later ones of what the sync before had wrong."""
+    wrong = change("1.weight", lambda value: value.bfloat16().float())
+    job = Job(arrive=lambda name, value: wrong(name, value) if job.step >= first else value)
+    for _ in range(first + 2):
+        with job.watch(step=job.step) as sync:
+            for name, value in sync.sent((name, value + job.step) for name, value in job._walk()):
+                job.engine.get_parameter(name).data.copy_(job.arrive(name, value))
         job.step += 1
-    texts = [sync.altered for sync in job.watch.last]
-    assert texts == [{}, {}, {}, {}] or all("0/1.weight" in each for each in texts[3:])
+    job.watch.wait()
+    told = [sync.altered for sync in job.watch.last if (sync.step or 0) >= first]
+    assert told[1] == {"0/1.weight": "rounded to bfloat16"}
+    assert told[0] == (told[1] if first == 1 else {})
+    assert [line.partition(":")[0] for line in job.said] == [f"HIS008 step {first}"]
 
 
 def test_what_is_written_between_two_syncs_is_named() -> None:

@@ -15,13 +15,11 @@ from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
 from ckptcheck.runs.history.joined import join_records
 from ckptcheck.runs.history.logged_gap import DRAWN
-from ckptcheck.runs.history.record import NO_BYTES, GapRecord, SyncRecord, read_record
+from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, GapRecord, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
-PLAINLY = ("the values of", "multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
-"""How `SyncRecord.altered` begins where an engine has something that no engine's own layout explains."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -363,7 +361,12 @@ class History(EvidenceDefaults):
             if key in pair.before.held
             and key not in pair.held_changed
             and value not in NO_BYTES
-            and not pair.after.altered.get(key, "").startswith(PLAINLY)
+            and (
+                not pair.after.altered.get(key, "").startswith(
+                    PLAINLY
+                )  # HIS008 says it, unless it is the old value itself
+                or value == pair.before.sent.get(key.partition("/")[2])
+            )
             and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
             and (
                 (key in self.stored_as_sent and not (rounds and SMALL.search(key)))

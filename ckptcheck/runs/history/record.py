@@ -39,6 +39,8 @@ PIECE, MOST_PIECES = 1 << 20, 512
 """Bytes and number of the pieces to read in search of the end of a longer line."""
 NO_BYTES = frozenset({"0" * 32, hashlib.sha256(b"").hexdigest()})
 """Digests of a tensor without bytes, ckptcheck's and that of vLLM's servers: the engine computes with something else."""
+PLAINLY = ("the values of", "multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
+"""How `SyncRecord.altered` begins where an engine has something that no engine's own layout explains."""
 RUN_ID = uuid.uuid4().hex[:12]
 """Identifies the process that imported this module; see `run_id`."""
 _IMPORTED_BY = os.getpid()
