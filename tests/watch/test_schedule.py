@@ -200,7 +200,7 @@ def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine
     run_syncs(engine, watch, 6, 7, weights)
     watch.wait()
     assert watch.last[-1].held
-    assert found == []
+    assert {line[:6] for line in found} <= {"HIS023"}, "at most that it changed between two syncs"
 
 
 @pytest.mark.parametrize("lost", NAMES)
