@@ -54,28 +54,32 @@ def check(history: History) -> Iterator[Problem]:
             hint="look at the transport: a buffer that is reused while it is read, a bucket that is cut otherwise on one side",
         )
     stale = {pair.index: set(history.stale_tensors(pair)) for pair in history.pairs}
-    references = [sync for sync in history.syncs if tensors_stored_as_sent(sync)]
-    uncast = {
-        key for sync in references for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value
+    stored = {
+        index: {key for key, value in sync.held.items() if sync.alike and sync.sent.get(key.partition("/")[2]) == value}
+        for index, sync in enumerate(history.syncs)
     }
+    uncast = set[str]().union(*stored.values())
+    references = [history.syncs[index] for index, keys in stored.items() if keys]
     found: list[tuple[int, list[str]]] = []
     others: dict[int, Mapping[str, str]] = {}
     for index, sync in enumerate(history.syncs):
-        is_cast = any(each.nbytes != sync.nbytes and each.sent.keys() == sync.sent.keys() for each in references)
-        if not sync.alike or is_cast or not sync.held:
+        if not sync.alike or not sync.held:
             continue
-        others[index] = _find_swapped(sync)
+        is_cast = any(each.nbytes != sync.nbytes and each.sent.keys() == sync.sent.keys() for each in references)
+        comparable = sync.cast.keys() if is_cast else sync.cast.keys() | sync.sent.keys()
+        others[index] = {} if is_cast else _find_swapped(sync)
         names = {
             place.partition("/")[2]
             for place in history.stored_as_sent - tensors_stored_as_sent(sync) - stale.get(index, set())
-            if place in sync.held and place.partition("/")[2] in (sync.sent if place in uncast else sync.cast)
+            if place in sync.held and place.partition("/")[2] in (comparable if place in uncast else sync.cast)
         }
         names |= {
             place.partition("/")[2]
             for place, text in sync.altered.items()
             if "/" in place and text.startswith(PLAINLY) and place not in stale.get(index, ())
         }
-        names |= set(_find_late(history, index)) - {place.partition("/")[2] for place in stale.get(index, ())}
+        if not is_cast:
+            names |= set(_find_late(history, index)) - {place.partition("/")[2] for place in stale.get(index, ())}
         names -= history.lost_on_the_way(index)
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
