@@ -11,9 +11,9 @@ Range = tuple[float, float]
 """The least and the greatest value; both NaN where any is."""
 EXACT = 0.01
 """How far the logarithm (base 2) of a ratio may be from a whole number: a cast to bfloat16 moves it by 0.006."""
-STEADY, STEPS = 0.1, 3
-"""A tensor whose range moves by less than this logarithm for so many looks does not double by training. One that begins at zero
-does: Adam moves each of its values by the learning rate at first."""
+STEADY, STEPS = 1.07, 3
+"""A tensor whose range moves by less than this factor for so many looks does not double by training. One that begins at zero does:
+Adam moves each of its values by the learning rate at first."""
 TINY = 2.0**-24
 """The least number of float16, in which less is zero."""
 ZERO, SCALED = "all zero", "multiplied by"
@@ -55,15 +55,25 @@ def find_odd(sent: Mapping[str, Range], known: MutableMapping[str, tuple[float, 
     odd: dict[str, str] = {}
     for name, values in sent.items():
         before = known.get(name)
+        if before is not None and _is_near(values, before):
+            known[name] = (*values, before[2] + 1)
+            continue
         reference, looks = (None, 0) if before is None else (before[:2], before[2])
         word = describe_range(values, reference)
         if word and not (word.startswith(SCALED) and looks < STEPS):
             odd[name] = word
         if word == ZERO:
             continue  # it stays so as long as it is zero
-        is_steady = reference is not None and max(map(abs, _compare(values, reference) or (1.0,))) < STEADY
-        known[name] = (*values, looks + 1 if is_steady else 0)
+        known[name] = (*values, 0)
     return odd
+
+
+def _is_near(values: Range, before: tuple[float, float, int]) -> bool:
+    """Whether both ends are finite, and have moved by less than `STEADY`. It is asked for each tensor of each sync."""
+    return all(
+        math.isfinite(after) and (after == old or (old != 0 and 1 / STEADY < after / old < STEADY))
+        for after, old in zip(values, before[:2], strict=True)
+    )
 
 
 def describe_range(values: Range, reference: Range | None = None) -> str:

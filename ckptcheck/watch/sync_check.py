@@ -110,11 +110,11 @@ class SyncCheck:
 
 
 def tell_findings(watch: WatchState, report: Report, *, is_error: bool) -> None:
-    """Hand new findings to the function of the watch, or warn of them. is_error: whether the sync itself failed."""
+    """Hand new findings to the function of the watch, or warn of all but infos. is_error: whether the sync itself failed."""
     for finding in report.findings:
         if callable(watch.on):
             watch.attempt(f"report {finding.code}", partial(watch.on, finding))
-        elif watch.on == "warn" or finding.severity != "error" or is_error:
+        elif finding.severity == "warning" or (finding.severity == "error" and (watch.on == "warn" or is_error)):
             warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=5)
 
 

@@ -115,7 +115,7 @@ class SyncOfTrainer:
             or not tensor.numel()
         ):
             return  # a parameter that is sharded over ranks has another shape or type here
-        if hasattr(parameter, "full_tensor"):
+        if hasattr(type(parameter), "full_tensor"):
             return
         if name in self._adapters:
             self._measure_merge(name, tensor)

@@ -229,7 +229,7 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
             "find out why the job left the sync out",
         )
     unequal = history.stored_as_sent.intersection(sync.held) - tensors_stored_as_sent(sync) if sync.sent else set()
-    if unequal:
+    if unequal or any(pair.index == index and any(history.stale_tensors(pair)) for pair in history.pairs):
         return _name_rule("the engine did not hold all that was sent", "HIS001 or HIS008")
     if any(pair.index == index and pair.is_step and history.find_unchanged_side(pair) for pair in history.pairs):
         return _name_rule("that sync changed nothing", "HIS002")
