@@ -137,21 +137,13 @@ def _load_kernel() -> SumRows | None:
     add.restype = None
     table = np.concatenate([_factor_array(half)[digit::2] for half in (0, 1) for digit in (0, 1)])
     seeds = np.array(SEEDS, np.uint64)
+    # to ask an array for its address takes as long as to sum a small one
+    constants = table.ctypes.data, seeds.ctypes.data
 
-    def sum_compiled(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
-        sums = np.zeros(2, np.uint64)
+    def sum_compiled(rows: NDArray[np.uint8], start: int, stride: int, keep: object = (table, seeds)) -> Sums:
+        sums = (word * 2)()
         number, length = rows.shape
-        add(
-            rows.ctypes.data,
-            number,
-            length,
-            rows.strides[0],
-            start,
-            stride,
-            table.ctypes.data,
-            seeds.ctypes.data,
-            sums.ctypes.data,
-        )
-        return int(sums[0]), int(sums[1])
+        add(rows.ctypes.data, number, length, rows.strides[0], start, stride, *constants, sums)
+        return sums[0], sums[1]
 
     return sum_compiled

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
-from ckptcheck.verbs.options import Argument, Like, Option, StrPath
+from ckptcheck.verbs.options import Argument, Like, Option, Paths, StrPath
 from ckptcheck.verbs.parameter import Given
 from ckptcheck.verbs.verb import verb
 
@@ -24,6 +24,13 @@ def reject_unused(given: Given) -> None:
 @verb(reject_unused)
 def history(
     file: Annotated[StrPath, Argument("The record that refit --record or ckptcheck.watch wrote.", metavar="FILE")],
+    others: Annotated[
+        Paths,
+        Argument(
+            "Records of the same job by others: engines that watched themselves, further ranks that send.",
+            metavar="[FILE...]",
+        ),
+    ] = (),
     *,
     saved: Annotated[
         StrPath | None,
@@ -45,7 +52,7 @@ def history(
     Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read. With --watch, Ctrl-C ends the command with
     the code of the last report.
     """
-    from ckptcheck.runs.history.history import ResponseVersions, SavedWeights, open_history
+    from ckptcheck.runs.history.history import ResponseVersions, SavedWeights, open_joined_history
     from ckptcheck.verbs.reports import build_report
 
     held = responses = None
@@ -64,7 +71,8 @@ def history(
         from ckptcheck.rollouts.labelled_weights import count_versions
 
         responses = ResponseVersions(os.fspath(rollouts), count_versions(read_rollouts(Path(rollouts))))
-    return build_report(open_history(Path(file), saved=held, responses=responses), pictures=pictures)
+    paths = [Path(each) for each in (file, *([others] if isinstance(others, str | os.PathLike) else others))]
+    return build_report(open_joined_history(paths, saved=held, responses=responses), pictures=pictures)
 
 
 def follow_history(file: StrPath, *, pictures: bool = False) -> "Iterator[Report]":

@@ -33,6 +33,9 @@ class EnginePart:
         if tensor is None or (tensor.shape, tensor.stride()) != self.geometry:
             return None
         shape, strides, offset = self.view
+        tensor = tensor.detach()
+        if offset == 0 and (shape, strides) == self.geometry:
+            return tensor
         return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 

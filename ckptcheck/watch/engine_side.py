@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.history.record import NO_BYTES
-from ckptcheck.watch.engine_layout import EngineLayout
+from ckptcheck.watch.engine_layout import EngineLayout, EnginePart
 from ckptcheck.watch.tensor_digests import SyncDigests
 
 if TYPE_CHECKING:
@@ -69,11 +70,18 @@ def read_engine(
 
 def find_dtype(engine: WatchedEngine | None, name: str) -> Any:
     """Return the dtype in which a module of this process held what the trainer sends by this name; None if that is not known."""
-    return engine.dtypes.get(name) if isinstance(engine, _ModuleSide) else None
+    if not isinstance(engine, _ModuleSide):
+        return None
+    return engine.dtypes.get(name) if engine.dtypes else engine.only_dtype
 
 
-def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield name and tensor of what a torch module in this process holds, fused tensors in parts; nothing of any other engine.
+def is_on_cpu(engine: WatchedEngine) -> bool:
+    """Whether it is a module of this process in the host's memory, which no engine gives back while it sleeps."""
+    return isinstance(engine, _ModuleSide) and next((each.device.type for _, each in engine.tensors()), "") == "cpu"
+
+
+def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[EnginePart, Any]]:
+    """Yield each part of what a torch module in this process holds, with its tensor; nothing of any other engine.
 
     sent: see `read_engine`. The tensors are the engine's own memory. Raises CkptcheckError where the parameters change meanwhile.
     """
@@ -82,7 +90,7 @@ def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[s
             tensor = part.find_tensor()
             if tensor is None:
                 raise CkptcheckError("its parameters change while they are read")
-            yield part.name, tensor
+            yield part, tensor
 
 
 class _ModuleSide:
@@ -98,6 +106,12 @@ class _ModuleSide:
     def dtypes(self) -> Mapping[str, Any]:
         """Name of each part of the last reading → its dtype."""
         return self._layout.dtypes if self._layout is not None else {}
+
+    @cached_property
+    def only_dtype(self) -> Any:
+        """The one dtype of all parameters, None if there are several."""
+        found = {tensor.dtype for _, tensor in self.tensors()}
+        return found.pop() if len(found) == 1 else None
 
     def held(self) -> Mapping[str, str]:
         """Digest the parameters on their own devices."""

@@ -1,63 +1,97 @@
-"""What the least and the greatest value of a tensor tell: NaN, Inf, all zero, scaled by a power of two."""
+"""What the least and the greatest value of a tensor tell: NaN, infinite, all zero, multiplied by a power of two."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
 
 Range = tuple[float, float]
 """The least and the greatest value; both NaN where any is."""
 EXACT = 0.01
 """How far the logarithm (base 2) of a ratio may be from a whole number: a cast to bfloat16 moves it by 0.006."""
-STEADY, STEPS = 0.1, 3
-"""A tensor whose range moves by less than this logarithm for so many looks does not double by training. One that begins at zero
-does: Adam moves each of its values by the learning rate at first."""
+STEADY, STEPS = 1.07, 3
+"""A tensor whose range moves by less than this factor for so many looks does not double by training. One that begins at zero does:
+Adam moves each of its values by the learning rate at first."""
+TINY = 2.0**-24
+"""The least number of float16, in which less is zero."""
+ZERO, SCALED = "all zero", "multiplied by"
 
 
-def find_odd(
-    sent: Mapping[str, Range], held: Mapping[str, Range], known: MutableMapping[str, tuple[float, float, int]]
-) -> dict[str, str]:
-    """Return ``sent/name`` or ``held/rank/name`` of each tensor whose values are wrong by themselves → how.
+class Ranges:
+    """The ranges of tensors by name. Those of a GPU stay there until `fetch`, so that no tensor waits for it."""
 
-    A tensor that the engine holds as it was sent is named once, as sent.
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[Any, Any]] = {}
 
-    Args:
-        sent: the ranges of what was sent.
-        held: ``rank/name`` → the ranges of what the engine holds.
-        known: name → the range that was sent before, and for how many looks it has been steady; changed to the new ones.
+    def add(self, name: str, tensor: Any) -> None:
+        """Add a torch tensor of numbers with a point, of two bytes or more: torch has no aminmax of others. Others are left out."""
+        is_read = hasattr(tensor, "data_ptr") and tensor.is_floating_point() and tensor.itemsize > 1
+        if not is_read or not tensor.numel() or tensor.device.type == "meta":
+            return
+        # a packed type, or a rare device, may have none either
+        with suppress(RuntimeError, NotImplementedError, TypeError, AttributeError):
+            self._ends[name] = tuple(tensor.detach().aminmax())
+
+    def fetch(self) -> dict[str, Range]:
+        """Return name → range. It waits once for each device and dtype."""
+        found: dict[str, Range] = {}
+        kinds = {(ends[0].device, ends[0].dtype) for ends in self._ends.values()}
+        for kind in kinds:
+            import torch
+
+            own = {name: ends for name, ends in self._ends.items() if (ends[0].device, ends[0].dtype) == kind}
+            flat = torch.stack([end for ends in own.values() for end in ends]).tolist()
+            found.update(zip(own, zip(flat[::2], flat[1::2], strict=True), strict=True))
+        return found
+
+
+def find_odd(sent: Mapping[str, Range], known: MutableMapping[str, tuple[float, float, int]]) -> dict[str, str]:
+    """Return the name of each tensor that is sent with values that are wrong by themselves → how.
+
+    known: name → the range that was sent before, and for how many looks it has been steady; changed to the new ones.
     """
     odd: dict[str, str] = {}
     for name, values in sent.items():
         before = known.get(name)
-        reference = None if before is None else before[:2]
-        word = _describe(values, reference, scaled=before is not None and before[2] >= STEPS)
-        if word:
-            odd[f"sent/{name}"] = word
-        if word == "all zero":
+        if before is not None and _is_near(values, before):
+            known[name] = (*values, before[2] + 1)
+            continue
+        reference, looks = (None, 0) if before is None else (before[:2], before[2])
+        word = describe_range(values, reference)
+        if word and not (word.startswith(SCALED) and looks < STEPS):
+            odd[name] = word
+        if word == ZERO:
             continue  # it stays so as long as it is zero
-        steady = before is not None and max(map(abs, _compare(values, before[:2]) or (1.0,))) < STEADY
-        known[name] = (*values, before[2] + 1 if steady and before is not None else 0)
-    for place, values in held.items():
-        name = place.partition("/")[2]
-        word = _describe(values, sent.get(name), scaled=True)
-        if word and word != odd.get(f"sent/{name}"):
-            odd[f"held/{place}"] = word
+        known[name] = (*values, 0)
     return odd
 
 
-def _describe(values: Range, reference: Range | None, *, scaled: bool) -> str:
-    """Return what is wrong with a range, "" for nothing. reference: what it should be about; scaled: exactly."""
+def _is_near(values: Range, before: tuple[float, float, int]) -> bool:
+    """Whether both ends are finite, and have moved by less than `STEADY`. It is asked for each tensor of each sync."""
+    return all(
+        math.isfinite(after) and (after == old or (old != 0 and 1 / STEADY < after / old < STEADY))
+        for after, old in zip(values, before[:2], strict=True)
+    )
+
+
+def describe_range(values: Range, reference: Range | None = None) -> str:
+    """Return what is wrong with a range, in the words of `describe_difference`; "" for nothing.
+
+    reference: what it should be about, None where nobody knows it.
+    """
     if any(map(math.isnan, values)):
         return "NaN"
     if any(map(math.isinf, values)):
-        return "Inf"
-    if reference is None or not all(map(math.isfinite, reference)) or not any(reference):
+        return "infinite"
+    if reference is None or not all(map(math.isfinite, reference)) or max(map(abs, reference)) < TINY:
         return ""
     if not any(values):
-        return "all zero"
-    logs = _compare(values, reference) if scaled else None
+        return ZERO
+    logs = _compare(values, reference)
     power = round(logs[0]) if logs else 0
-    return f"times {2.0**power:g}" if logs and power and all(abs(each - power) < EXACT for each in logs) else ""
+    return f"{SCALED} {2.0**power:g}" if logs and power and all(abs(each - power) < EXACT for each in logs) else ""
 
 
 def _compare(values: Range, reference: Range) -> list[float] | None:

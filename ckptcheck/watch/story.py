@@ -34,11 +34,13 @@ class Story:
 
     def add(self, sync: SyncRecord, report: Report | None, *, looks: bool) -> str:
         """Add a sync that was checked, and return the line that is due: after the first one, "" for none."""
-        self._syncs += 1
-        self._checked += sync.checked
         for finding in report.findings if report is not None else ():
             self._codes[finding.code] += 1
             self._severities[finding.severity] += 1
+        if sync.missing:
+            return ""
+        self._syncs += 1
+        self._checked += sync.checked
         if looks and sync.ok:
             is_blind = not (sync.is_digested or sync.payload)
             self._blind_since = self._blind_since if self.blind else _label(sync, self._syncs)

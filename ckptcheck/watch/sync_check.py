@@ -96,8 +96,9 @@ class SyncCheck:
         """Send the numbers of the sync, and its findings, to one place."""
         step = self._watch.number if self._sync.step is None else self._sync.step
         added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
-        counts = {"errors": self._watch.errors, "blind": self._watch.story.blind}
-        sink.log({**measure_sync(self._sync, previous, report, **counts), **added}, step)
+        if not self._sync.missing:
+            counts = {"errors": self._watch.errors, "blind": self._watch.story.blind}
+            sink.log({**measure_sync(self._sync, previous, report, **counts), **added}, step)
         for finding in report.findings if report is not None else ():
             sink.alert(finding, step)
 
@@ -109,11 +110,11 @@ class SyncCheck:
 
 
 def tell_findings(watch: WatchState, report: Report, *, is_error: bool) -> None:
-    """Hand new findings to the function of the watch, or warn of them. is_error: whether the sync itself failed."""
+    """Hand new findings to the function of the watch, or warn of all but infos. is_error: whether the sync itself failed."""
     for finding in report.findings:
         if callable(watch.on):
             watch.attempt(f"report {finding.code}", partial(watch.on, finding))
-        elif watch.on == "warn" or finding.severity != "error" or is_error:
+        elif finding.severity == "warning" or (finding.severity == "error" and (watch.on == "warn" or is_error)):
             warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=5)
 
 

@@ -18,10 +18,11 @@ from ckptcheck.runs.history.logged_gap import DRAWN
 from ckptcheck.runs.history.record import GapRecord, SyncRecord, run_id
 from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
-from ckptcheck.watch.ranges import find_odd
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
+from ckptcheck.watch.sync_comparison import SyncComparison
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights, digest_tensor
+from ckptcheck.watch.trainer_side import SyncOfTrainer
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 CAST_BYTES = 4 << 20
@@ -59,6 +60,7 @@ class Syncing:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
         self._own_numbers: dict[str, float] = {}
+        self._comparison = SyncComparison(watch)
         self._sync_check: SyncCheck | None = None
 
     @property
@@ -146,6 +148,10 @@ class Syncing:
         """Add numbers of your own to those that `Watch(metrics=...)` sends, such as the parity of a probe: ``parity=0.002``."""
         self._own_numbers |= values
 
+    def trained_by(self, trainer: SyncOfTrainer) -> None:
+        """Hold what is sent against the trainer's own parameters: `TrainerSide.begin`."""
+        self._comparison.trainer = trainer
+
     def partly(self, why: str) -> None:
         """Note that only a part of the weights passes here. why: the reason, for the record and for a finding (HIS011)."""
         if not self._has_ended:
@@ -202,6 +208,7 @@ class Syncing:
         if not self._is_over_budget:
             cpu = time.thread_time()
             watch.attempt("fetch what it has digested", self._fetch_digests)
+            watch.attempt("compare the two sides", self._compare, once=True)
             self._cpu_seconds += time.thread_time() - cpu
         sync.checked = self._digest_seconds + self._identity_seconds + time.monotonic() - began
         if self._looks_at_weights and error is None:
@@ -246,6 +253,11 @@ class Syncing:
             self._look_at_payload(item)
             return
         watch, (name, tensor) = self._watch, item
+        if not self._names:
+            began, cpu = time.monotonic(), time.thread_time()
+            self._comparison.look_before()
+            self._cpu_seconds += time.thread_time() - cpu
+            self._digest_seconds += time.monotonic() - began
         self._names.add(name)
         if watch.names_sets:
             began = time.monotonic()
@@ -301,6 +313,7 @@ class Syncing:
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
         self._sent_digests.add(name, tensor)
         cast = find_dtype(self._watch.engine, name)
+        self._comparison.add(name, tensor, cast)
         if cast is None or not hasattr(tensor, "data_ptr") or cast == tensor.dtype or tensor.nbytes > CAST_BYTES:
             return
         # a dtype of one byte has a scale too
@@ -332,9 +345,9 @@ class Syncing:
         self._sync.identity = self._sent_set.compute(self._watch.like)
         if self._sync.identity is None or self._watch.engine is None:
             return
-        for name, tensor in read_parts(self._watch.engine, self._names):
-            if name in self._names:
-                self._engine_set.add(name, tensor, self._watch.like)
+        for part, tensor in read_parts(self._watch.engine, self._names):
+            if part.name in self._names:
+                self._engine_set.add(part.name, tensor, self._watch.like)
         if self._engine_set.has_tensors_of(self._sent_set):
             self._sync.held_identity = self._engine_set.compute(self._watch.like)
 
@@ -342,7 +355,12 @@ class Syncing:
         sync, sent, payload = self._sync, self._sent_digests, self._payload_digests
         sync.sent, sync.held, sync.payload = sent.fetch(), self._engine_digests.fetch(), payload.fetch()
         sync.cast, sync.nbytes, sync.payload_bytes = sent.casts, sent.nbytes, payload.nbytes
-        sync.odd = find_odd(sent.fetch_ranges(), self._engine_digests.fetch_ranges(), self._watch.ranges)
+
+    def _compare(self) -> None:
+        if not self._looks_at_weights:
+            return
+        is_whole = self._sync.ok and not (self._is_incomplete or self._sync.partial or self._payload_count)
+        self._comparison.finish(self._sync, self._names, is_whole=is_whole)
 
     def _probe(self) -> None:
         assert self._watch.probe is not None

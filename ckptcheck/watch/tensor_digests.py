@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from ckptcheck.live.runtime.engines.digest import digest
 from ckptcheck.live.runtime.worker.ckptcheck_worker import shard_digest
-from ckptcheck.watch.ranges import Range
 
 Weights = Iterable[tuple[str, Any]]
 """Pairs of a name with a torch tensor, a numpy array or a digest."""
@@ -36,7 +34,6 @@ class SyncDigests:
         """Name → the sums of a tensor's digest, on its device, and the tensor's bytes."""
         self.casts: dict[str, str] = {}
         """Name of a tensor that the engine casts → digest of the tensor after the same cast."""
-        self._ranges: dict[str, tuple[Any, Any]] = {}
         self.sizes: dict[str, int] = {}
         """Name → bytes; 1 for a digest that came from elsewhere."""
 
@@ -53,8 +50,6 @@ class SyncDigests:
         self.sizes[name] = tensor.nbytes
         # the name keeps its place among those that are digested at once
         self._digests[name] = ""
-        if (ends := _find_ends(tensor)) is not None:
-            self._ranges[name] = ends
         if hasattr(tensor, "data_ptr") and tensor.device.type not in ("cpu", "meta"):
             self._on_device[name] = shard_digest.sum_shard(tensor), tensor.nbytes
         else:
@@ -67,31 +62,10 @@ class SyncDigests:
 
     def clear(self) -> None:
         """Drop everything: a part of the digests would look as if the rest had not been sent."""
-        self._digests, self._on_device, self.casts, self.sizes, self._ranges = {}, {}, {}, {}, {}
+        self._digests, self._on_device, self.casts, self.sizes = {}, {}, {}, {}
 
     def fetch(self) -> dict[str, str]:
         """Return name → digest. It waits for each device once."""
         waiting, self._on_device = self._on_device, {}
         self._digests.update(zip(waiting, shard_digest.format_words(list(waiting.values())), strict=True))
         return self._digests
-
-    def fetch_ranges(self) -> dict[str, Range]:
-        """Return name → least and greatest value of each tensor of numbers with a point. It waits for each device once."""
-        found: dict[str, Range] = {}
-        for device in {ends[0].device for ends in self._ranges.values()}:
-            import torch
-
-            own = {name: ends for name, ends in self._ranges.items() if ends[0].device == device}
-            flat = torch.stack([end.float() for ends in own.values() for end in ends]).tolist()
-            found.update(zip(own, zip(flat[::2], flat[1::2], strict=True), strict=True))
-        return found
-
-
-def _find_ends(tensor: Any) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value of a torch tensor, on its device; None of whole numbers, and without any value."""
-    if not hasattr(tensor, "data_ptr") or not tensor.is_floating_point() or not tensor.numel():
-        return None
-    # torch has no aminmax of numbers of one byte; a packed type, or a rare device, may have none either
-    with suppress(RuntimeError, NotImplementedError, TypeError, AttributeError):
-        return None if tensor.itemsize == 1 or tensor.device.type == "meta" else tuple(tensor.detach().aminmax())
-    return None

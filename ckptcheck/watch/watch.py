@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from ckptcheck.runs.history.logged_gap import find_gap
+from ckptcheck.runs.history.record import SyncRecord, run_id
 from ckptcheck.watch.story import tell
-from ckptcheck.watch.sync_check import tell_findings
+from ckptcheck.watch.sync_check import SyncCheck, tell_findings
 from ckptcheck.watch.syncing import Syncing
 from ckptcheck.watch.watch_state import WatchState, convert_number
 
@@ -97,6 +98,16 @@ class Watch(WatchState):
             step, loss = convert_number(step, int), convert_number(loss, float)
             version = None if version is None else str(version)
         return Syncing(self, step, loss, version, looks_at_weights=self.enabled and (self.number - 1) % self.every == 0)
+
+    def note_missing(self, step: int) -> None:
+        """Note that rollouts of a step begin without the sync of its weights."""
+        if self.enabled:
+            missing = SyncRecord(step=step, trainer=self.trainer, run=run_id(), missing=True)
+            check = SyncCheck(self, missing, {}, is_in_background=self.is_in_background)
+            if not self.is_in_background:
+                check.run(None)
+            else:
+                self.thread.submit(lambda: check.run(None), 0.0, always=True)
 
 
 @atexit.register

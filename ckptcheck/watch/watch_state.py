@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
-from ckptcheck.runs.history.history import History
+from ckptcheck.runs.history.history import build_history
 from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, run_id
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
@@ -98,6 +98,12 @@ class WatchState:
         self.warned: set[str] = set()
         self.names: set[str] = set()
         """Names of the tensors that the trainer sent at any sync: an adapter may come without its base."""
+        self.engine_before: dict[str, str] = {}
+        """``rank/name`` → digest of what the engine held after the last sync; empty where nobody looked, or the sync failed."""
+        self.suspects: frozenset[str] = frozenset()
+        """Names that the engine held otherwise than they were sent, of which the next sync keeps a copy to tell how."""
+        self.may_look_before = False
+        """Whether the engine's memory can be read when a sync begins to send: an engine that sleeps has none."""
         self._rules: list[Rule] = []
         self._reported: set[tuple[str | None, ...]] = set()
         """The `_identify` of each finding on the syncs so far."""
@@ -239,7 +245,7 @@ class WatchState:
         if not self._rules:
             self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
         gaps = tuple((run_id(), gap) for gap in self.gaps[:number])
-        return run_rules(History(target, tuple(syncs), known_gaps=gaps), self._rules)
+        return run_rules(build_history(target, syncs, known_gaps=gaps), self._rules)
 
 
 def _list_errors(report: Report) -> frozenset[str]:
@@ -247,12 +253,12 @@ def _list_errors(report: Report) -> frozenset[str]:
 
 
 def _identify(finding: Finding) -> tuple[str | None, ...]:
-    """Return the part of a finding that stays the same from sync to sync: its code, its tensor, and the sync at which it began.
+    """Return the part of a finding that stays the same from sync to sync: code, severity, tensor, and the sync at which it began.
 
     The rest of its message may change, such as the number of probes for which a gap has lasted.
     """
     begins = re.match(r"(step|sync) \d+: ", finding.message)
-    return (finding.code, finding.key, begins[0] if begins else finding.message)
+    return (finding.code, finding.severity, finding.key, begins[0] if begins else finding.message)
 
 
 def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:

@@ -4,6 +4,8 @@
 - If the step (or, without steps, the loss) moved on, the digest of at least one sent tensor changed.
 - If the record does not say what was sent, at least one tensor of the engine changed.
 - One or two steps in a row without a change are a warning, three or more an error.
+- Where the watch knows the trainer's parameters (TRL) and they did not change either, three or more are a warning, and fewer
+  nothing: the sync did what it should.
 
 ## Why it matters
 - The job exports something else than it trains: a frozen copy, the base model of an adapter, or a buffer that was
@@ -33,37 +35,30 @@ LASTING = 3
 @rule("HIS002", "unchanged-payload", severity="warning", on="history", when=lambda history: bool(history.step_pairs))
 def check(history: History) -> Iterator[Problem]:
     for run in find_unchanged_runs(history):
-        if len(run) >= LASTING:
+        if any(pair.after.trained or pair.after.is_empty or pair.after.is_merged_wrong for pair in run):
+            continue  # HIS025 says that the trainer has other values, HIS014 that nothing was sent
+        if run[0].after.trained is None or len(run) >= LASTING:
             yield _describe_run(history, run)
-        else:
-            yield from (_describe_step(history, pair) for pair in run)
-
-
-def _describe_step(history: History, pair: SyncPair) -> Problem:
-    side, number = history.find_unchanged_side(pair) or ("", 0)
-    since = history.label(pair.before_index)
-    return Problem(
-        f"{history.label(pair.index)}: "
-        + (
-            f"the trainer sent all {number:,} tensors as at {since}"
-            if side == "sent"
-            else f"all {number:,} tensors of the engine are as at {since}"
-        ),
-        hint="was the learning rate 0, or the step skipped? if not, export what the optimizer updates",
-    )
 
 
 def _describe_run(history: History, run: Sequence[SyncPair]) -> Problem:
-    side, number = run[-1].unchanged_side or ("", 0)
-    description = (
-        f"the trainer sent all {number:,} tensors unchanged"
-        if side == "sent"
-        else f"all {number:,} tensors of the engine stayed unchanged"
-    )
+    side, number = history.find_unchanged_side(run[0]) or ("", 0)
+    since = history.label(run[0].before_index)
+    is_still = run[0].after.trained is not None
+    description = f"the trainer sent all {number:,} tensors as at {since}"
+    if side == "held":
+        description = f"all {number:,} tensors of the engine are as at {since}"
+    elif is_still:
+        description += ", because its own parameters did not change"
     losses = [pair.after.loss for pair in run if pair.after.loss is not None]
     loss_note = f", while the loss went from {losses[0]:g} to {losses[-1]:g}" if len(set(losses)) > 1 else ""
+    hint = "was the learning rate 0, or the step skipped? if not, export what the optimizer updates"
+    if is_still:
+        hint = "look at the gradients, the learning rate, and whether the optimizer has these parameters"
+    elif len(run) >= LASTING:
+        hint = "export what the optimizer updates; merge an adapter before it is sent"
     return Problem(
-        f"from {history.label(run[0].before_index)} to {history.label(run[-1].index)}, {description}{loss_note}",
-        hint="export what the optimizer updates; merge an adapter before it is sent",
-        severity="error",
+        f"{history.label(run[0].index)}: {description}{loss_note}{history.describe_lasting([pair.index for pair in run])}",
+        hint=hint,
+        severity="error" if len(run) >= LASTING and not is_still else "warning",
     )

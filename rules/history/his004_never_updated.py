@@ -5,6 +5,7 @@
 - A matrix that changed at every step does not stop, for three steps up to the end of the record, while its siblings go on.
 - If all matrices of a kind stayed the same, the rule does not report them: that is how a job freezes a part of the
   model on purpose.
+- Where the watch knows what the trainer trains (TRL), it leaves out what is frozen.
 - The rule leaves out norms and biases (in bf16 a step may round to nothing) and single experts (an expert that no
   token is routed to has no gradient).
 
@@ -39,6 +40,7 @@ STEPS = 3
 )
 def check(history: History) -> Iterator[Problem]:
     constant = {name for name in history.constant_names if history.count_comparisons(name) >= STEPS}
+    constant -= history.sent_otherwise | history.frozen  # HIS025 says why, or they are frozen on purpose
     changing_kinds = {name_pattern(name) for name in history.compared_names if name not in constant}
     names = sorted(name for name in trainable_matrices(constant) if name_pattern(name) in changing_kinds)
     if names:
@@ -67,7 +69,7 @@ def _find_stopped(history: History) -> Iterator[tuple[str, list[int]]]:
     Its siblings changed at each of them: a job that trains its layers in turns, or froze a kind, has none such.
     """
     pairs = history.step_pairs
-    matrices = sorted(trainable_matrices(history.compared_names))
+    matrices = sorted(set(trainable_matrices(history.compared_names)) - history.sent_otherwise - history.frozen)
     kinds: dict[str, list[str]] = {}
     for name in matrices:
         kinds.setdefault(name_pattern(name), []).append(name)

@@ -4,12 +4,16 @@
 - Take a matrix that changed at a sync. Its new value is not, bit for bit, the value it had at any earlier step (other
   than the one right before).
 
+- A process that goes on at a step that another one of the record has synced sends what that one sent: the checkpoint of that step.
+  Other values are a warning, and those of another step an error. Adapters that are merged anew at each sync are left out.
+
 ## Why it matters
 - Training does not bring old values back. Buffers that are used in turns, a checkpoint that was loaded in between, or
   a second sender push an old policy under a new version.
 
 ## How to fix
 - Look for another process that writes to the engine, and for buffers that are filled while they are sent.
+- After a resume: look whether the model was loaded with the optimizer and the step, and from which checkpoint.
 
 ## When it can be wrong
 - A job may return to an older checkpoint on purpose and go on counting steps.
@@ -22,22 +26,33 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.runs.history.history import History, trainable_matrices
+from ckptcheck.runs.history.record import SyncRecord
 from ckptcheck.text.formatting import count, list_unless_single
 
 
-@rule("HIS006", "stale-push", severity="error", on="history", when=lambda history: len(history.step_pairs) > 1)
+@rule(
+    "HIS006",
+    "stale-push",
+    severity="error",
+    on="history",
+    when=lambda history: len(history.step_pairs) > 1 or len({sync.run for sync in history.syncs}) > 1,
+)
 def check(history: History) -> Iterator[Problem]:
+    yield from _find_restarts(history)
     old_names: dict[int, dict[int, list[str]]] = {}
     for pair in history.step_pairs:
         found = old_names.setdefault(pair.index, {})
-        for name in trainable_matrices(pair.sent_changed):
+        for name in trainable_matrices(pair.sent_changed - history.sent_otherwise):
             digest = pair.after.sent[name]
             for index in range(pair.before_index - 1, -1, -1):
                 older = history.syncs[index]
                 if older.run == pair.after.run and older.sent.get(name) == digest:
                     found.setdefault(index, []).append(name)
                     break
-    changed = {pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed)) for pair in history.step_pairs}
+    changed = {
+        pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed - history.sent_otherwise))
+        for pair in history.step_pairs
+    }
     causes = history.follow((at, [name for each in found.values() for name in each]) for at, found in old_names.items())
     for indices, concerned in causes:
         for index, names in sorted(old_names[indices[0]].items()):
@@ -50,3 +65,53 @@ def check(history: History) -> Iterator[Problem]:
                     key=sorted(names)[0],
                     hint="look for another process that writes, and for buffers that are reused while they are sent",
                 )
+
+
+def _find_restarts(history: History) -> Iterator[Problem]:
+    """Describe each process that goes on at a step and does not have the weights that were sent at that step before."""
+    begun: set[str] = set()
+    for index, sync in enumerate(history.syncs):
+        if sync.run in begun or not (sync.ok and sync.sent):
+            continue
+        begun.add(sync.run)
+        before = next(
+            (
+                earlier
+                for earlier in reversed(history.syncs[:index])
+                if earlier.run != sync.run and earlier.ok and earlier.step == sync.step and earlier.sent
+            ),
+            None,
+        )
+        if (
+            before is None
+            or not _goes_on(history, before.run, sync)
+            or before.nbytes != sync.nbytes
+            or (sync.merged, before.merged) != (None, None)
+            or sync.frozen
+        ):
+            continue
+        names = [name for name, value in sync.sent.items() if before.sent.get(name, value) != value]
+        if not names:
+            continue
+        origin = next(
+            (
+                other
+                for other in range(index)
+                if all(history.syncs[other].sent.get(name) == sync.sent[name] for name in names)
+            ),
+            None,
+        )
+        yield Problem(
+            f"{history.label(index)}: the trainer was started again and did not go on from {history.label(index)}:"
+            f" {count(len(names), 'tensor')} {'has' if len(names) == 1 else 'have'} other values than it sent then"
+            f"{list_unless_single(names)}" + (f"; those of {history.label(origin)}" if origin is not None else ""),
+            key=names[0],
+            severity="warning" if origin is None else "error",
+            hint="look whether the model was loaded with the optimizer and the step, and from which checkpoint",
+        )
+
+
+def _goes_on(history: History, run: str, sync: SyncRecord) -> bool:
+    """Whether a sync is of a later step than the first of an earlier process: a job that begins anew begins at the same step."""
+    steps = [each.step for each in history.syncs if each.run == run and each.step is not None]
+    return sync.step is not None and sync.step > steps[0]

@@ -7,6 +7,7 @@
 - A second sync of the same step may send a part: a draft model has a sync of its own. So may one with a payload, as of a delta.
 - Norms, biases and experts that are left out are a warning where all that is sent is new, and nothing where they are others at
   other syncs: such a job sends what changed.
+- Where sender and engine kept a record each (`refit history SENDER ENGINE`): all that was sent arrived.
 - The names of the engine's tensors stay the same. A tensor that only could not be read has not vanished: HIS011 reports it.
 
 ## Why it matters
@@ -32,8 +33,15 @@ from ckptcheck.runs.history.history import History, SyncPair, name_pattern, trai
 from ckptcheck.text.formatting import count, join_truncated
 
 
-@rule("HIS007", "vanished-tensors", severity="error", on="history", when=lambda history: bool(history.pairs))
+@rule(
+    "HIS007",
+    "vanished-tensors",
+    severity="error",
+    on="history",
+    when=lambda history: bool(history.pairs or history.arrived),
+)
 def check(history: History) -> Iterator[Problem]:
+    yield from _find_lost_on_the_way(history)
     vanished: dict[tuple[str, ...], list[SyncPair]] = {}
     for pair in _list_shrunk(history):
         names = tuple(name for name in pair.before.sent if name not in pair.after.sent)
@@ -52,6 +60,22 @@ def check(history: History) -> Iterator[Problem]:
         names = tuple(name for name in pair.before.held if name not in known)
         if names and pair.after.held and pair.after.held.keys() <= pair.before.held.keys():
             yield _describe(history, pair, names, f"the engine no longer has {len(names):,} of", "held", "")
+
+
+def _find_lost_on_the_way(history: History) -> Iterator[Problem]:
+    """Describe what a sender sent and an engine did not get, where each kept a record."""
+    found = [
+        (index, sorted(name for name in history.lost_on_the_way(index) if any(name not in each for each in arrived)))
+        for index, arrived in sorted(history.arrived.items())
+    ]
+    for indices, names in history.follow(found):
+        total = count(len(history.syncs[indices[0]].sent), "tensor")
+        yield Problem(
+            f"{history.label(indices[0])}: {len(names):,} of {total} that were sent did not arrive at an engine:"
+            f" {join_truncated(names)}{history.describe_lasting(indices)}",
+            key=names[0],
+            hint="look at the transport: the bucket that they are in, the names that the engine's loader skips",
+        )
 
 
 def _describe(

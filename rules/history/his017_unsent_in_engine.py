@@ -1,6 +1,7 @@
 """A tensor is never sent although others of its kind are, so that the engine keeps its first values.
 
 ## What it checks
+- Where the watch knows what the trainer trains (TRL): each such tensor that the engine has is sent at some sync.
 - Every tensor of the engine that never changed, over two steps or more that changed others of its layer, is one that the
   trainer sends at some sync.
 - Where the record has nothing of the engine, the names tell: one layer of four or more lacks a matrix that all others send.
@@ -46,8 +47,19 @@ LAYERS = 4
     when=lambda history: any(sync.sent for sync in history.syncs),
 )
 def check(history: History) -> Iterator[Problem]:
+    known = sorted(_list_untold(history))
+    if known:
+        index = next(index for index, sync in enumerate(history.syncs) if sync.unsent)
+        were = "was" if len(known) == 1 else "were"
+        yield Problem(
+            f"{history.label(index)}: {count(len(known), 'tensor')} that the trainer trains {were} never sent, so that the engine"
+            f" keeps its first values: {join_truncated(known)}",
+            key=known[0],
+            severity="error",
+            hint="compare the names that are exported with those of the trainer's parameters",
+        )
     sent = history.names_sent
-    if not sent or any(sync.partial for sync in history.syncs):
+    if known or not sent or any(sync.partial for sync in history.syncs):
         return
     if not any(sync.held for sync in history.syncs):
         if not any(sync.group for sync in history.syncs):
@@ -75,6 +87,16 @@ def check(history: History) -> Iterator[Problem]:
             key=names[0],
             hint="compare the names that are exported with those of the checkpoint",
         )
+
+
+def _list_untold(history: History) -> set[str]:
+    """Return what is trained and was sent at no sync, as far as the engine has it."""
+    unsent = {name for sync in history.syncs for name in sync.unsent}
+    unsent -= {name for sync in history.syncs for name in sync.sent}
+    held = {key.partition("/")[2] for sync in history.syncs for key in (*sync.held, *sync.unseen)}
+    if not unsent or not held:
+        return unsent
+    return unsent & {part for name in held for part in (name, *find_source_tensors(name, unsent))}
 
 
 def _find_gap(sent: Collection[str]) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 ## What it checks
 - The loss of each sync, where the job gives it, is neither NaN nor infinite. `ckptcheck gate --first-step` also
   reads the gradient norm.
-- Each probe (`Watch(probe=…)`) got a finite logprob for every token from both sides.
+- Each probe (`Watch(probe=…)`) got a finite logprob for every token from both sides, unless a tensor is NaN (HIS029, HIS008).
 
 ## Why it matters
 - A step on a loss of NaN makes every weight NaN, and the next sync sends them. The engine then answers with one token for ever, and
@@ -30,7 +30,7 @@ KINDS: tuple[tuple[str, Callable[[SyncRecord], bool]], ...] = (
     ("the trainer's loss or gradient is no finite number", lambda sync: sync.not_finite),
     (
         "the logprobs of the fixed tokens are no finite numbers",
-        lambda sync: sync.probe is not None and (sync.probe.mean is None or sync.probe.most is None),
+        lambda sync: sync.probe is not None and None in (sync.probe.mean, sync.probe.most) and not sync.has_nan,
     ),
 )
 

@@ -2,6 +2,7 @@
 
 ## What it checks
 - A tensor of the engine whose parts were sent with the same values as before, or not at all, is as after the sync before.
+- Where the watch reads an engine of its own process before a sync too: it holds what it held after the sync before.
 - The weight version that the engine reports before a sync is the one that it reported after the sync before: else a warning.
 - Only syncs are compared of which the record has all weights, with no other sync in between. Experts are left out: an engine may
   move them to other places, to balance them.
@@ -36,7 +37,9 @@ from ckptcheck.text.formatting import count, join_truncated
     "written-by-another",
     severity="error",
     on="history",
-    when=lambda history: any(map(_is_complete, history.pairs)) or any(sync.before for sync in history.syncs[1:]),
+    when=lambda history: (
+        any(map(_is_complete, history.pairs)) or any(sync.before or sync.written for sync in history.syncs[1:])
+    ),
 )
 def check(history: History) -> Iterator[Problem]:
     last: dict[str, dict[str, str]] = {}
@@ -56,7 +59,36 @@ def check(history: History) -> Iterator[Problem]:
             key=names[0],
             hint="look for another writer: a second job, a restart, a session that packs the weights again",
         )
+    yield from _find_written(history)
     yield from _find_versions(history)
+
+
+def _find_written(history: History) -> Iterator[Problem]:
+    """Describe what was written to the engine after a sync and before the next one."""
+    # after the sync that is followed the engine still held what it was to hold
+    found = [
+        (index - 1, [key for key in sync.written if "experts" not in key])
+        for index, sync in enumerate(history.syncs)
+        if index
+    ]
+    for before, keys in history.follow(found):
+        indices = [index + 1 for index in before]
+        at, names = indices[0], [key.partition("/")[2] for key in keys if key in history.syncs[indices[0]].written]
+        written = history.syncs[at].written
+        origin = ""
+        for earlier in range(at - 1):
+            held = history.syncs[earlier].held
+            if not held.keys().isdisjoint(written) and all(
+                held.get(key, value) == value for key, value in written.items()
+            ):
+                origin = f"; {'it' if len(names) == 1 else 'they'} went back to what the engine held at {history.label(earlier)}"
+                break
+        yield Problem(
+            f"{history.label(at)}: {count(len(names), 'tensor')} of the engine changed between the sync of"
+            f" {history.label(at - 1)} and this one: {join_truncated(names)}{origin}{history.describe_lasting(indices)}",
+            key=names[0],
+            hint="look for another writer: a wake-up that restores a backup, a restart, a second job",
+        )
 
 
 def _is_complete(pair: SyncPair) -> bool:

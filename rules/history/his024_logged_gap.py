@@ -32,7 +32,7 @@ huggingface/trl#5142 (weights that are discarded at wake-up), NovaSky-AI/SkyRL#1
 NeMo-RL's guide to GRPO names an upward drift of 1 to 2 % a fault of the weight update
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from math import exp, log
@@ -43,7 +43,7 @@ from ckptcheck.rollouts.curves import find_lasting
 from ckptcheck.rollouts.gap_summary import FLOORS
 from ckptcheck.runs.history.history import History, tensors_stored_as_sent
 from ckptcheck.runs.history.logged_gap import DRAWN, LOGGED, find_logged
-from ckptcheck.runs.history.record import GapRecord, SyncRecord
+from ckptcheck.runs.history.record import PLAINLY, GapRecord, SyncRecord
 
 BEYOND = 5.0
 """How many times its floor, or its usual value, a gap may be, as in HIS016."""
@@ -91,6 +91,20 @@ HELD = _Cause(
 )
 
 
+FAULTS: tuple[tuple[str, str, Callable[[SyncRecord], object]], ...] = (
+    ("that sync sent nothing", "HIS014", lambda sync: sync.is_empty),
+    ("not all that is trained was sent", "HIS017", lambda sync: sync.unsent),
+    ("what was sent is not what is trained", "HIS025", lambda sync: sync.trained or sync.is_merged_wrong),
+    ("what was sent is odd", "HIS029", lambda sync: sync.odd),
+    (
+        "the engine did not hold all that was sent",
+        "HIS008",
+        lambda sync: any("/" in place and text.startswith(PLAINLY) for place, text in sync.altered.items()),
+    ),
+)
+"""What is wrong with a sync, the rule that says it, and how the record shows it."""
+
+
 @rule("HIS024", "logged-gap", severity="error", on="history", when=lambda history: bool(history.gaps))
 def check(history: History) -> Iterator[Problem]:
     series: dict[tuple[str, str], list[GapRecord]] = {}
@@ -102,7 +116,7 @@ def check(history: History) -> Iterator[Problem]:
         if name == DRAWN and run in named:
             continue  # a probe sees what the job has logged
         broken = [gap for gap in gaps if gap.value is None]
-        if broken:
+        if broken and not any(sync.run == run and (sync.has_nan or sync.not_finite) for sync in history.syncs):
             yield Problem(
                 f"{_label(broken[0], gaps)}: {name} is no finite number",
                 hint="ckptcheck scan says whether a save's weights are finite; if they are, one side overflows",
@@ -195,10 +209,16 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
     if not before:
         return UNKNOWN
     index, sync = before[-1]
+    after = own[len(before) : len(before) + 1]
+    if any(each.run == run and each.step == gap.step for _, each in history.missing):
+        return _name_rule("rollouts began without the weights of this step", "HIS014")
+    for text, code, is_met in FAULTS:
+        if is_met(sync):
+            return _name_rule(text, code)
+    if any(each.written for _, each in after):
+        return _name_rule("the engine changed after that sync", "HIS023")
     # settings are read at a sync, and may have changed after the one that gave the weights
-    suspects = next(
-        (each.suspects for _, each in [before[-1], *own[len(before) : len(before) + 1]] if each.suspects), ()
-    )
+    suspects = next((each.suspects for _, each in [before[-1], *after] if each.suspects), ())
     if suspects:
         return _Cause("; ".join(suspects), "have both sides compute alike, and the gap goes")
     steps = [each.step for _, each in own if each.step is not None]
@@ -209,17 +229,19 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
             "find out why the job left the sync out",
         )
     unequal = history.stored_as_sent.intersection(sync.held) - tensors_stored_as_sent(sync) if sync.sent else set()
-    if unequal:
-        return _Cause(
-            "the engine did not hold all that was sent", "mend what HIS001 or HIS008 names", is_consequence=True
-        )
+    if unequal or any(pair.index == index and any(history.stale_tensors(pair)) for pair in history.pairs):
+        return _name_rule("the engine did not hold all that was sent", "HIS001 or HIS008")
     if any(pair.index == index and pair.is_step and history.find_unchanged_side(pair) for pair in history.pairs):
-        return _Cause("that sync changed nothing", "mend what HIS002 names", is_consequence=True)
+        return _name_rule("that sync changed nothing", "HIS002")
     if sync.sent and not (sync.group or sync.partial or sync.unseen):
         as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
         if as_sent >= sync.sent.keys():
             return HELD
     return UNKNOWN
+
+
+def _name_rule(text: str, codes: str) -> _Cause:
+    return _Cause(text, f"mend what {codes} names", is_consequence=True)
 
 
 def _is_until(sync: SyncRecord, gap: GapRecord) -> bool:

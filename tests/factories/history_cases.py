@@ -100,6 +100,19 @@ class SyncTable(StrictTable, kw_only=True):
     """A hexadecimal digit that stands for the set of weights that was sent; "" where it was not named."""
     held: bool = True
     """False: nobody asked the engine what it holds."""
+    knows: bool = False
+    """Whether the watch knows the trainer's parameters."""
+    trained: list[str] = []
+    """Patterns of names whose parameter has other values than were sent, each time new ones."""
+    frozen: list[str] = []
+    """As in `SyncRecord`, like the fields below."""
+    unsent: list[str] = []
+    altered: dict[str, str] = {}
+    merged: float | None = None
+    written: dict[str, int] = {}
+    """Tensor of the engine → the sync whose value it holds before this one; -1 for a value of its own."""
+    missing: bool = False
+    """Whether this is no sync: rollouts began without one."""
 
 
 class HistoryCase(CaseTable, kw_only=True):
@@ -167,7 +180,19 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
             held[key] = "0" * 32
         if _matches_any(key.partition("/")[2], wanted.garbled):
             held[key] = _digest(f"{key} garbled {index}")
+    if wanted.missing:
+        return SyncRecord(step=wanted.step, run=wanted.run, missing=True)
+    trained = {name: _digest(f"{name} trained {index}") for name in sent if _matches_any(name, wanted.trained)}
     return SyncRecord(
+        trained=trained if wanted.knows or trained else None,
+        frozen=wanted.frozen,
+        unsent=wanted.unsent,
+        altered=wanted.altered,
+        merged=wanted.merged,
+        written={
+            f"0/{name}": _digest(f"{name} written") if other < 0 else before[other].held[f"0/{name}"]
+            for name, other in wanted.written.items()
+        },
         step=index if wanted.step is None and wanted.loss is None else wanted.step,
         before=wanted.before,
         version=wanted.version,

@@ -331,7 +331,7 @@ def test_nemo_rl_that_sends_the_same_for_ever_is_found(tmp_path: Path) -> None:
         broadcast(send, trainer, engine)
     report = run_rules(open_history(tmp_path / "syncs.jsonl"), HISTORY)
     assert [f"{each.code} {each.message}" for each in report.findings] == [
-        "HIS002 from step 0 to step 6, the trainer sent all 6 tensors unchanged"
+        "HIS002 step 1: the trainer sent all 6 tensors as at step 0; it shows at 6 syncs, last at step 6"
     ]
 
 

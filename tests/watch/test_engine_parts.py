@@ -155,8 +155,8 @@ def test_the_rows_of_a_vocabulary_are_looked_at_without_their_padding() -> None:
 
 def test_an_engine_that_changed_is_read_anew() -> None:
     """Where the watch found a tensor before, another may lie now, or none."""
-    engine = Engine()
-    watch = Watch(module(engine))
+    engine, found = Engine(), list[Any]()
+    watch = Watch(module(engine), on=found.append)
     for step in range(4):
         if step == 1:
             engine.layers[1].self_attn.qkv_proj = Fused()
@@ -170,6 +170,8 @@ def test_an_engine_that_changed_is_read_anew() -> None:
         held = {key.partition("/")[2]: value for key, value in watch.last[-1].held.items()}
         assert watch.last[-1].sent.items() <= held.items(), step
     assert "layers.0.mlp.experts.further" in held
+    # who exchanges modules between syncs writes to the engine
+    assert [finding.code for finding in found] == ["HIS023", "HIS023"]
 
 
 def test_parts_that_are_not_certain_are_held_whole() -> None:

@@ -190,7 +190,7 @@ def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_t
 
 
 def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine) -> None:
-    """The next sync looks for the tensors anew."""
+    """The next sync looks for the tensors anew; what it tells is that the engine was changed in between."""
     found: list[str] = []
     watch, weights = start(engine, found)
     watch.background = True
@@ -200,7 +200,7 @@ def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine
     run_syncs(engine, watch, 6, 7, weights)
     watch.wait()
     assert watch.last[-1].held
-    assert found == []
+    assert [line.partition(" ")[0] for line in found] == ["HIS023"]
 
 
 @pytest.mark.parametrize("lost", NAMES)

@@ -13,6 +13,8 @@ from tests.doubles.junk_server import JunkServer, sglang, vllm
 def test_servers_are_asked_for_their_checksums_and_versions() -> None:
     with JunkServer(sglang()) as one, JunkServer(sglang()) as other:
         watch = Watch(servers(one.url, other.url, seconds=5))
+        for server in (one, other):
+            server.answers["/model_info"] = {**server.answers["/model_info"], "weight_version": "7"}
         for step in range(2):
             one.answers["/weights_checker"]["ranks"][0]["checksums"]["lm_head.weight"] = f"{step:016x}"
             with pytest.warns(SyncWarning, match="HIS005") if step else warnings.catch_warnings(), watch(step=step):
@@ -20,7 +22,20 @@ def test_servers_are_asked_for_their_checksums_and_versions() -> None:
     assert list(watch.last[1].held) == [
         "tp0/model.norm.weight", "tp0/lm_head.weight", "1.tp0/model.norm.weight", "1.tp0/lm_head.weight",
     ]  # fmt: skip
-    assert watch.last[1].version == "default"
+    assert watch.last[1].version == "7"
+
+
+def test_a_version_that_nobody_gives_is_none() -> None:
+    """SGLang and vLLM report "default" until somebody gives their weights a version; a job that does so expects it to move."""
+    with JunkServer(sglang()) as server:
+        watch, found = Watch(servers(server.url)), list[str]()
+        watch.on = lambda finding: found.append(f"{finding.code} {finding.message}")
+        for step, version in enumerate([None, None, None, "3", "4"]):
+            server.answers["/weights_checker"]["ranks"][0]["checksums"]["lm_head.weight"] = f"{step:016x}"
+            with watch(step=step, version=version):
+                pass
+    assert [sync.version for sync in watch.last] == [None, None, None, "default", "default"]
+    assert found == ['HIS005 step 4: the engine\'s weight version did not change (it is still "default")']
 
 
 def test_servers_that_report_no_version_do_not_show_in_it() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ckptcheck.runs.history.history import open_history
-from ckptcheck.watch import Watch, module
+from ckptcheck.watch import Watch, module, syncing
+from ckptcheck.watch.syncing import CAST_BYTES
 
 torch = pytest.importorskip("torch")
 
@@ -33,15 +34,11 @@ class Engine(torch.nn.Module):  # type: ignore[misc,name-defined]
 def train(
     tmp_path: Path, *, sent: Any = None, held: Any = None, dtype: Any = torch.float32, first: int = 6, steps: int = 9
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Sync for some steps, with one tensor changed from a step on. Return the findings of odd values, and what was recorded."""
+    """Sync for some steps, with one tensor changed from a step on. Return the findings, and the odd values of what was sent."""
     torch.manual_seed(0)
     found: list[str] = []
     engine, record = Engine(dtype), tmp_path / "syncs.jsonl"
-    watch = Watch(
-        module(engine),
-        record=record,
-        on=lambda finding: found.append(finding.message) if finding.code == "HIS029" else None,
-    )
+    watch = Watch(module(engine), record=record, on=lambda finding: found.append(f"{finding.code} {finding.message}"))
     weights = {name: torch.randn(8, 16) for name in NAMES}
     for step in range(steps):
         for value in weights.values():
@@ -67,26 +64,50 @@ def poison(value: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "word", "what"),
     [
-        (poison(float("nan")), "that are NaN"),
-        (poison(float("-inf")), "that are Inf"),
-        (torch.zeros_like, "that are all zero"),
-        (lambda tensor: tensor * 0.5, "times 0.5 those"),
-        (lambda tensor: tensor * 4, "times 4 those"),
+        (poison(float("nan")), "NaN", "that are NaN"),
+        (poison(float("-inf")), "infinite", "that are infinite"),
+        (torch.zeros_like, "all zero", "that are all zero"),
+        (lambda tensor: tensor * 0.5, "multiplied by 0.5", "multiplied by 0.5 against the sync before"),
+        (lambda tensor: tensor * 4, "multiplied by 4", "multiplied by 4 against the sync before"),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_odd_values_are_one_finding_each(change: Any, word: str, dtype: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cast_bytes"), [(torch.float32, CAST_BYTES), (torch.bfloat16, CAST_BYTES), (torch.bfloat16, 0)]
+)
+def test_odd_values_are_one_finding_each(
+    change: Any, word: str, what: str, dtype: Any, cast_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cast_bytes: 0 for a tensor that is too large for a second digest, after the engine's cast."""
+    monkeypatch.setattr(syncing, "CAST_BYTES", cast_bytes)
     found, odd = train(tmp_path, sent=change, held=change, dtype=dtype)
-    # what an engine holds bit for bit as it was sent is held against that by HIS008
-    sides = ["sent", "held in the engine"] if dtype == torch.bfloat16 else ["sent"]
-    assert [line.partition(word)[0] for line in found] == [f"step 6: 1 tensor {side} with values " for side in sides]
-    assert NAMES[1] in found[0]
-    sent, held = f"sent/{NAMES[1]}", f"held/0/{NAMES[2]}"
-    lasting = {held} if "times" in word else {sent, held}
-    assert [set(each) for each in odd] == [set()] * 6 + [{sent, held}] + [lasting] * 2
-    assert odd[6][held] == odd[6][sent]
+    assert len(found) == 2
+    assert f"HIS029 step 6: 1 tensor sent with values {what}: {NAMES[1]}" in found
+    unequal = "HIS008 step 6: the engine holds other values than the trainer sent in 1 tensor"
+    assert any(line.startswith(f"{unequal}; {NAMES[2]}: {word}") for line in found)
+    assert odd == [{}] * 6 + [{NAMES[1]: word}] + [{} if word.startswith("multiplied") else {NAMES[1]: word}] * 2
+
+
+def test_nan_in_a_fused_tensor_is_held_against_its_sources() -> None:
+    found: list[str] = []
+    engine = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(8, 24, bias=False)})
+    watch = Watch(module(engine), on=lambda finding: found.append(f"{finding.code} {finding.message}"))
+    held = engine.get_parameter("qkv_proj.weight")
+    weights = {f"{each}_proj.weight": torch.randn(8, 8) for each in "qkv"}
+    for step in range(3):
+        for value in weights.values():
+            value += 0.1
+        with watch(step=step) as sync:
+            held.data = torch.cat([value for _, value in sync.sent(iter(weights.items()))])
+            held.data[0, 0] = float("nan") if step == 1 else 0.5
+    assert found == [
+        "HIS008 step 1: the engine holds other values than the trainer sent in 1 tensor; qkv_proj.weight: NaN"
+    ]
+    weights["q_proj.weight"][0, 0] = float("nan")
+    with watch(step=3) as sync:
+        held.data = torch.cat([value for _, value in sync.sent(iter(weights.items()))])
+    assert found[1:] == ["HIS029 step 3: 1 tensor sent with values that are NaN: q_proj.weight"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,6 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.watch.interface import Interface
 from ckptcheck.watch.passing import count_steps, replaced
 from ckptcheck.watch.probe import Probe, Score, fixed_sequences, score_with_transformers, score_with_vllm
+from ckptcheck.watch.trainer_side import TrainerSide
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
@@ -34,13 +35,20 @@ def trl(trainer: T, watch: Watch) -> T:
     if not INTERFACE.check(generation):
         return trainer
     synchronize, next_step = generation.sync_weights, count_steps()
+    own, synced = _find_trainer_side(generation, watch), list[int]()
+    watch.may_look_before = getattr(generation, "mode", "") == "colocate" and not getattr(
+        generation, "enable_sleep_mode", True
+    )
     walk = getattr(generation, "_iter_named_params", None)
     push = getattr(generation, "_push_param_to_vllm", None)
 
     @wraps(synchronize)
     def watched(*arguments: Any, **keywords: Any) -> Any:
         number, step = next_step(), getattr(getattr(owner, "state", None), "global_step", None)
-        with watch(step=number if step is None else int(step)) as sync:
+        synced[:] = [number if step is None else int(step)]
+        with watch(step=synced[0]) as sync:
+            if own is not None:
+                sync.trained_by(own.begin())
             shown: dict[str, Any] = {}
             if walk is not None:
                 shown["_iter_named_params"] = lambda: walk() if _learns_shapes(generation) else sync.sent(walk())
@@ -57,10 +65,10 @@ def trl(trainer: T, watch: Watch) -> T:
 
     generation.sync_weights = watched
     if watch.enabled:
-        with suppress(
-            Exception
-        ):  # an older TRL or vLLM, or a server without dev mode: limits are then those of bfloat16
+        # an older TRL or vLLM, or a server without dev mode: limits are then those of bfloat16
+        with suppress(Exception):
             watch.dtype = find_dtype(owner)
+    _watch_rollouts(owner, generation, watch, synced)
     return trainer
 
 
@@ -161,6 +169,36 @@ def _find(owner: Any, *names: str) -> Any:
     for name in names:
         owner = getattr(owner, name, None)
     return owner
+
+
+def _find_trainer_side(generation: Any, watch: Watch) -> TrainerSide | None:
+    """Return the model that TRL walks."""
+    found: list[TrainerSide] = []
+    if watch.enabled and hasattr(getattr(generation, "model", None), "named_parameters"):
+        watch.attempt("read the trainer's parameters", lambda: found.append(TrainerSide(generation.model)))
+    return found[0] if found else None
+
+
+def _watch_rollouts(trainer: Any, generation: Any, watch: Watch, synced: list[int]) -> None:
+    """Note rollouts that begin at another step than the last sync. synced: the step of that sync, if there was one.
+
+    TRL syncs before the rollouts of each new step (`GRPOTrainer._generate_single_turn`), and with sleep mode within its `generate`.
+    """
+    often = max(1, getattr(trainer, "vllm_sync_frequency", 1))  # GOLD syncs at each n-th step
+    engine: Any = getattr(generation, "llm" if getattr(generation, "mode", "") == "colocate" else "vllm_client", None)
+    generate, noted = getattr(engine, "generate", None), list[int]()
+    if generate is None:
+        return
+
+    @wraps(generate)
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        step = getattr(getattr(trainer, "state", None), "global_step", None)
+        if step is not None and synced and not 0 <= int(step) - synced[0] < often and int(step) not in noted[-1:]:
+            noted.append(int(step))
+            watch.note_missing(int(step))
+        return generate(*arguments, **keywords)
+
+    engine.generate = watched
 
 
 def _learns_shapes(generation: Any) -> bool:

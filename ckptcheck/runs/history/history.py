@@ -13,8 +13,9 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
+from ckptcheck.runs.history.joined import join_records
 from ckptcheck.runs.history.logged_gap import DRAWN
-from ckptcheck.runs.history.record import NO_BYTES, GapRecord, SyncRecord, read_record
+from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, GapRecord, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
@@ -53,8 +54,8 @@ class SyncPair:
 
     @cached_property
     def sent_unchanged_once_cast(self) -> frozenset[str]:
-        """Names whose digested rows are equal both times once they are cast to the engine's dtype."""
-        return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name) == value)
+        """Names whose values are equal both times, or may be, once they are cast to the engine's dtype."""
+        return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name, value) == value)
 
     @cached_property
     def held_changed(self) -> frozenset[str]:
@@ -137,6 +138,10 @@ class History(EvidenceDefaults):
     """The weight versions of the job's responses; None if the user named none."""
     known_gaps: tuple[tuple[str, GapRecord], ...] | None = None
     """Process and gap of all that a job has logged so far, for a watch that has fewer syncs than that; None: those of the syncs."""
+    missing: Sequence[tuple[int, SyncRecord]] = ()
+    """Rollouts that began without the sync of their step: the place of the last sync before them, and what was recorded."""
+    arrived: Mapping[int, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    """Place of a sync → what arrived at each engine, name → digest: where sender and engine kept a record each."""
     kind: str = "history"
 
     @cached_property
@@ -271,6 +276,21 @@ class History(EvidenceDefaults):
         return frozenset[str]().union(*(pair.sent_changed for pair in self.pairs))
 
     @cached_property
+    def own_values(self) -> Sequence[Mapping[str, str]]:
+        """For each sync, the digests of the trainer's own parameters by name: as they were sent, unless the watch saw otherwise."""
+        return [{**sync.sent, **(sync.trained or {})} for sync in self.syncs]
+
+    @cached_property
+    def sent_otherwise(self) -> frozenset[str]:
+        """Names that were sent at any sync with other values than the trainer's parameter had (HIS025)."""
+        return frozenset[str]().union(*(sync.trained or () for sync in self.syncs))
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """Names that the trainer does not train, as far as the watch knows."""
+        return frozenset[str]().union(*(sync.frozen for sync in self.syncs))
+
+    @cached_property
     def compared_names(self) -> tuple[str, ...]:
         """Names that were sent before and after a step."""
         return tuple(
@@ -303,6 +323,28 @@ class History(EvidenceDefaults):
         """Tensors (``rank/name``) that the engine held bit for bit as sent, at any sync."""
         return frozenset(key for sync in self.syncs for key in tensors_stored_as_sent(sync))
 
+    def lost_on_the_way(self, index: int) -> frozenset[str]:
+        """Return the names that a sync sent and that did not arrive at an engine, or with other values."""
+        if not self._compares_arrived:
+            return frozenset()
+        sent = self.syncs[index].sent
+        return frozenset(
+            name
+            for name, value in sent.items()
+            for arrived in self.arrived.get(index, ())
+            if arrived.get(name) != value
+        )
+
+    @cached_property
+    def _compares_arrived(self) -> bool:
+        """Whether anything arrived as it was sent: a sender may cast or pack it after the watch has seen it."""
+        return any(
+            each.get(name) == value
+            for index, arrived in self.arrived.items()
+            for each in arrived
+            for name, value in self.syncs[index].sent.items()
+        )
+
     def stale_tensors(self, pair: SyncPair) -> tuple[str, ...]:
         """Return the engine tensors that did not change, although a tensor they are built from was sent with new values.
 
@@ -310,7 +352,8 @@ class History(EvidenceDefaults):
         it. All experts of a projection together count always. A tensor without bytes was not seen.
         """
         names = pair.after.sent.keys()
-        sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast
+        sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast - self.lost_on_the_way(pair.index)
+        rounds = any(text.startswith("rounded") for text in pair.after.altered.values())
         changed_experts = {EXPERT.sub(".experts.{}.", key) for key in pair.held_changed if EXPERT.search(key)}
         return tuple(
             key
@@ -318,9 +361,15 @@ class History(EvidenceDefaults):
             if key in pair.before.held
             and key not in pair.held_changed
             and value not in NO_BYTES
+            and (
+                not pair.after.altered.get(key, "").startswith(
+                    PLAINLY
+                )  # HIS008 says it, unless it is the old value itself
+                or value == pair.before.sent.get(key.partition("/")[2])
+            )
             and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
             and (
-                key in self.stored_as_sent
+                (key in self.stored_as_sent and not (rounds and SMALL.search(key)))
                 or not (SMALL.search(key) or EXPERT.sub(".experts.{}.", key) in changed_experts)
             )
         )
@@ -344,21 +393,54 @@ class History(EvidenceDefaults):
     def follow(self, found: Iterable[tuple[int, Collection[str]]]) -> list[tuple[list[int], list[str]]]:
         """Return one entry for each cause: the syncs at which it shows, and the names that it concerns.
 
-        found: sync → the names that something is wrong with, of every sync that was looked at, in their order. A cause goes on at
-        the next sync of its process and group that has one of its names; further names there are a cause of their own.
+        found: sync → the names that something is wrong with, of every sync that was looked at, in their order. A cause goes on
+        until a sync of its process has its names and nothing is wrong with them; one that looks at other tensors does not end it.
+        Further names belong to it if no sync since its first has looked at them, as where a watch looks at groups in turn; else
+        they are a cause of their own.
         """
         causes: list[tuple[list[int], list[str]]] = []
-        going: dict[tuple[str, str], list[tuple[list[int], list[str]]]] = {}
+        going: dict[str, list[tuple[list[int], list[str]]]] = {}
+        looked: dict[str, list[int]] = {}
         for index, names in found:
-            sync = self.syncs[index]
-            key = (sync.run, sync.group.partition(",")[0])
-            going[key] = [cause for cause in going.get(key, []) if set(cause[1]).intersection(names)]
-            for indices, _ in going[key]:
-                indices.append(index)
-            if new := [name for name in names if not any(name in known for _, known in going[key])]:
-                causes.append(([index], new))
-                going[key].append(causes[-1])
+            run = self.syncs[index].run
+            active = [
+                cause
+                for cause in going.get(run, ())
+                if not set(cause[1]).isdisjoint(names) or not any(self._has(index, name) for name in cause[1])
+            ]
+            for name in names:
+                if any(name in known for _, known in active):
+                    continue
+                for indices, known in active:
+                    if not any(self._has(at, name) for at in looked.get(run, ()) if at >= indices[0]):
+                        known.append(name)
+                        break
+                else:
+                    if not active or active[-1][0] != [index]:
+                        causes.append(([index], []))
+                        active.append(causes[-1])
+                    active[-1][1].append(name)
+            for indices, known in active:
+                if indices[-1] != index and not set(known).isdisjoint(names):
+                    indices.append(index)
+            going[run] = active
+            looked.setdefault(run, []).append(index)
         return causes
+
+    def _has(self, index: int, name: str) -> bool:
+        """Whether a sync looked at a tensor: a name, or ``rank/name`` of the engine."""
+        sync = self.syncs[index]
+        return name in sync.sent or name in sync.held or name in self._names_held(index)
+
+    @cached_property
+    def _held_names(self) -> dict[int, frozenset[str]]:
+        return {}
+
+    def _names_held(self, index: int) -> frozenset[str]:
+        """Return the names of what the engine held, without ranks."""
+        if index not in self._held_names:
+            self._held_names[index] = frozenset(key.partition("/")[2] for key in self.syncs[index].held)
+        return self._held_names[index]
 
     def label(self, index: int) -> str:
         """Return the name of a sync for messages: its step or, without one, its place in the record."""
@@ -367,18 +449,62 @@ class History(EvidenceDefaults):
 
 
 def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
-    """Return the tensors that the engine held as sent; none if the digests of the two sides do not compare."""
+    """Return the tensors that the engine held as sent or, in its own dtype, as cast; none if the sides' digests do not compare."""
     if not sync.alike:
         return set()
-    return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
+    return {
+        key
+        for key, value in sync.held.items()
+        if value in (sync.sent.get(name := key.partition("/")[2]), sync.cast.get(name))
+    }
+
+
+def drop_rounded(sync: SyncRecord, names: Collection[str]) -> list[str]:
+    """Return the names in order; where a side rounds, without norms and biases that round now, and not at another sync."""
+    if any(text.startswith("rounded") for text in sync.altered.values()):
+        names = [name for name in names if not SMALL.search(name)] or names
+    return sorted(names)
 
 
 def open_history(
     path: Path | str, *, saved: SavedWeights | None = None, responses: ResponseVersions | None = None
 ) -> History:
     """Read a record, to hold it against a checkpoint and responses. Raises CkptcheckError as `read_record` does."""
-    syncs, damaged = read_record(path)
-    return History(str(path), syncs, damaged, saved, responses)
+    records, damaged = read_record(path)
+    return build_history(str(path), records, damaged, saved, responses)
+
+
+def open_joined_history(
+    paths: Sequence[Path | str], *, saved: SavedWeights | None = None, responses: ResponseVersions | None = None
+) -> History:
+    """Read the records of both sides of one job as one history. Raises CkptcheckError as `read_record` does, for any of them."""
+    if len(paths) == 1:
+        return open_history(paths[0], saved=saved, responses=responses)
+    histories = [open_history(path) for path in paths]
+    syncs, arrived = join_records([each.syncs for each in histories])
+    damaged = {line: f"{each.target}: {why}" for each in histories for line, why in each.damaged_lines.items()}
+    missing = next((each.missing for each in histories if each.missing), ())
+    target = " + ".join(each.target for each in histories)
+    return History(target, tuple(syncs), damaged, saved, responses, missing=missing, arrived=arrived)
+
+
+def build_history(
+    target: str,
+    records: Iterable[SyncRecord],
+    damaged: Mapping[int, str] | None = None,
+    saved: SavedWeights | None = None,
+    responses: ResponseVersions | None = None,
+    known_gaps: tuple[tuple[str, GapRecord], ...] | None = None,
+) -> History:
+    """Return the history of records in their order. damaged: line number → why it is none."""
+    syncs: list[SyncRecord] = []
+    missing: list[tuple[int, SyncRecord]] = []
+    for each in records:
+        if each.missing:
+            missing.append((len(syncs) - 1, each))
+        else:
+            syncs.append(each)
+    return History(target, tuple(syncs), damaged or {}, saved, responses, known_gaps, missing=missing)
 
 
 def trainable_matrices(names: Collection[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -38,6 +39,8 @@ PIECE, MOST_PIECES = 1 << 20, 512
 """Bytes and number of the pieces to read in search of the end of a longer line."""
 NO_BYTES = frozenset({"0" * 32, hashlib.sha256(b"").hexdigest()})
 """Digests of a tensor without bytes, ckptcheck's and that of vLLM's servers: the engine computes with something else."""
+PLAINLY = ("the values of", "multiplied by", "rounded to", "all zero", "NaN", "infinite", "transposed")
+"""How `SyncRecord.altered` begins where an engine has something that no engine's own layout explains."""
 RUN_ID = uuid.uuid4().hex[:12]
 """Identifies the process that imported this module; see `run_id`."""
 _IMPORTED_BY = os.getpid()
@@ -50,6 +53,19 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def run_id() -> str:
     """Return an id of this process. Another process, also a forked one, may restart versions and steps."""
     return RUN_ID if os.getpid() == _IMPORTED_BY else f"{RUN_ID}-{os.getpid()}"
+
+
+class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The gap between the logprobs of engine and trainer that the job itself logged, for the tokens of one step."""
+
+    name: str
+    """The metric, as the job calls it."""
+    value: float | None
+    """As it was logged; None where it was no finite number."""
+    step: int | None = None
+    """The step whose tokens it is about, counted as syncs are."""
+    dtype: str = ""
+    """In which both sides compute, the narrower of two; "" if that is not known."""
 
 
 class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -70,18 +86,11 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     dtype: str = ""
     """In which both sides compute; "" if that is not known."""
 
-
-class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The gap between the logprobs of engine and trainer that the job itself logged, for the tokens of one step."""
-
-    name: str
-    """The metric, as the job calls it."""
-    value: float | None
-    """As it was logged; None where it was no finite number."""
-    step: int | None = None
-    """The step whose tokens it is about, counted as syncs are."""
-    dtype: str = ""
-    """In which both sides compute, the narrower of two; "" if that is not known."""
+    def __post_init__(self) -> None:
+        """Keep what another writer has for no finite number."""
+        if self.mean is not None and self.most is not None and not math.isfinite(self.mean + self.most):
+            msgspec.structs.force_setattr(self, "mean", None)
+            msgspec.structs.force_setattr(self, "most", None)
 
 
 class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
@@ -119,6 +128,22 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """The trainer's name of a tensor that the engine casts → digest of the same rows after the same cast."""
     held: dict[str, str] = {}
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
+    trained: dict[str, str] | None = None
+    """Name of a tensor that was sent with other values than the trainer's parameter has → digest of the parameter. Empty where all
+    were sent as they are; None where the watch does not know the parameters, or a rank has but a shard of them."""
+    frozen: list[str] = []
+    """Names that were sent and that the trainer does not train."""
+    unsent: list[str] = []
+    """Names that the trainer trains, and that were not sent."""
+    altered: dict[str, str] = {}
+    """How a tensor differs from what it should be, in words: by its name, what was sent from the trainer's parameter; by
+    ``rank/name``, what the engine holds from what was sent."""
+    merged: float | None = None
+    """How many times the adapter that is trained is merged into what was sent; None without one, or while it is too small."""
+    written: dict[str, str] = {}
+    """``rank/name`` of what the engine held otherwise before the sync than after the one before → digest before the sync."""
+    missing: bool = False
+    """True of no sync: the engine began rollouts of a step whose weights it was not sent."""
     identity: str | None = None
     """Identity of the set of weights that the trainer sent, as ``ckptcheck identity`` prints it for a checkpoint; None if the watch
     did not compute it."""
@@ -142,8 +167,8 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     coverage: float | None = None
     """Share of the tensors that pass the watch which it looked at, in this sync or one of the last before; None if none passed."""
     odd: dict[str, str] = {}
-    """``sent/name`` or ``held/rank/name`` of a tensor whose values are wrong by themselves → how: ``NaN``, ``Inf``, ``all zero``,
-    ``times 0.5`` (against what was sent, or against the sync before)."""
+    """Name of a tensor that was sent with values that are wrong by themselves → how: ``NaN``, ``infinite``, ``all zero``,
+    ``multiplied by 0.5`` (against the sync before)."""
     suspects: list[str] = []
     """What lets the logprobs of equal weights differ, as the adapter of the framework saw it at this sync: ``the engine kept its
     prefix cache``. Only a gap makes it a fault."""
@@ -152,6 +177,21 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
         """Keep a loss that JSON has no number for."""
         if self.loss is not None and not math.isfinite(self.loss):
             self.loss, self.not_finite = None, True
+
+    @property
+    def is_merged_wrong(self) -> bool:
+        """Whether an adapter is not merged once into what was sent: rounding in bfloat16 leaves less of a difference."""
+        return self.merged is not None and not 0.8 < self.merged < 1.25
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a tensor is NaN that was sent, or that the engine holds."""
+        return "NaN" in self.odd.values() or any(text.startswith("NaN") for text in self.altered.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the sync sent nothing, although the trainer trains something."""
+        return bool(self.ok and self.unsent and not self.sent)
 
     @property
     def is_digested(self) -> bool:
@@ -259,7 +299,7 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
         is_cut_off = path.stat().st_size > 0 and not _ends_with_newline(path)
         for number, line in _lines(path):
             try:
-                sync = decoder.decode(line)
+                sync = _decode(decoder, line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 damaged[number] = str(error)
                 continue
@@ -278,6 +318,21 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
             "ckptcheck refit --record writes one, and so does ckptcheck.watch",
         )
     return tuple(syncs), damaged
+
+
+def _decode(decoder: msgspec.json.Decoder[SyncRecord], line: bytes) -> SyncRecord:
+    """Return the sync of a line. Python's own writer of JSON leaves NaN and Infinity as they are, which JSON has no word for.
+
+    Raises msgspec.MsgspecError, UnicodeDecodeError and RecursionError.
+    """
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError:
+        if b"NaN" not in line and b"Infinity" not in line:
+            raise
+        with contextlib.suppress(json.JSONDecodeError):
+            return msgspec.convert(json.loads(line), SyncRecord)
+        raise
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -98,7 +98,14 @@ def factors(half: int) -> tuple[int, ...]:
 
 def format_sums(sums: tuple[int, int], nbytes: int) -> str:
     """Return 32 hexadecimal digits for the sums of a whole tensor of `nbytes` bytes."""
-    return "".join(f"{(sums[half] + nbytes * (mix(SEEDS[half], -1) | 1)) & MASK:016x}" for half in (0, 1))
+    first, second = _size_weights()
+    return f"{(sums[0] + nbytes * first) & MASK:016x}{(sums[1] + nbytes * second) & MASK:016x}"
+
+
+@functools.cache
+def _size_weights() -> tuple[int, int]:
+    """Return the weight of the number of bytes, for each half of the digest."""
+    return mix(SEEDS[0], -1) | 1, mix(SEEDS[1], -1) | 1
 
 
 def add_sums(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
