@@ -25,14 +25,14 @@ from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout, packed_strides
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import join_truncated, natural_sort_key
-from ckptcheck.values.tensor_part import TensorPart
+from ckptcheck.values.tensor_part import TensorPart, packed_strides
 from ckptcheck.values.tensor_stream import list_rank_tensors
 
 if TYPE_CHECKING:

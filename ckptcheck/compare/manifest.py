@@ -36,7 +36,7 @@ from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.objects.folder import StoredOutput
 
-SCHEMA = "ckptcheck-manifest/1"
+SCHEMA = "ckptcheck-manifest/2"
 LARGEST = 1 << 28
 """Bytes of the largest manifest that is read: a manifest of 500,000 tensors has about 180 MB."""
 
@@ -46,7 +46,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     dtype: str
     shape: tuple[int, ...]
-    # xxh3-128 of its bytes, hexadecimal.
+    # The shard digest of its bytes, as that of a tensor of the identity, hexadecimal.
     digest: str
     # The shard that held it, or the folder of several shards.
     file: str

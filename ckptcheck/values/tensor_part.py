@@ -6,8 +6,9 @@ tensor of one rank). Each is a rectangle: an offset, an extent and strides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 Sums = tuple[int, int]
 """The addition of bytes to the two sums of the shard digest of their tensor."""
+
+
+def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides in bytes of a C-contiguous array."""
+    return tuple(accumulate((*reversed(shape[1:]),), lambda total, length: total * length, initial=itemsize))[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,11 @@ class TensorPart:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return prod(self.extent) * self.itemsize
+
+    def is_all_of(self, nbytes: int) -> bool:
+        """Whether it is all of a tensor, and all of a stream of `nbytes` bytes in their order."""
+        is_packed = self.strides == packed_strides(self.shape, self.itemsize)
+        return is_packed and self.extent == self.shape and self.offset == 0 and self.nbytes == nbytes
 
     def cut(self, begin: int, end: int) -> Iterator[TensorPart]:
         """Yield the rectangles of the elements that lie whole in the bytes [begin, end) of the stream.
@@ -86,26 +97,33 @@ def sum_part(part: TensorPart, raw: bytes | mmap.mmap, begin: int = 0) -> Sums:
 
 
 class PartSums:
-    """Sums the parts of a stream whose blocks follow each other."""
+    """Sums a stream whose blocks follow each other, and its parts."""
 
-    def __init__(self, parts: Iterable[TensorPart]) -> None:
-        """Name the parts."""
+    def __init__(self, parts: Iterable[TensorPart], nbytes: int) -> None:
+        """Name the parts of a stream of `nbytes` bytes."""
         self._parts = tuple(parts)
+        self._is_one = len(self._parts) == 1 and self._parts[0].is_all_of(nbytes)
         self._at = 0
         self._carried = b""
-        self.sums: dict[str, Sums] = {part.tensor: (0, 0) for part in self._parts}
+        self._sums: dict[str, Sums] = {part.tensor: (0, 0) for part in self._parts}
+        self.whole: Sums = (0, 0)
+
+    @property
+    def sums(self) -> dict[str, Sums]:
+        """Tensor → the addition of its parts to its two sums."""
+        return dict.fromkeys(self._sums, self.whole) if self._is_one else self._sums
 
     def add(self, block: bytes) -> None:
         """Add the next bytes of the stream."""
-        from ckptcheck.values.shard_digest import add_sums
+        from ckptcheck.values.shard_digest import add_sums, sum_bytes
 
-        if not self._parts:
-            return
-        raw = self._carried + block if self._carried else block
+        self.whole = add_sums(self.whole, sum_bytes(block, self._at + len(self._carried)))
         # An element that continues in the next block waits for it.
-        whole = len(raw) - len(raw) % max(part.itemsize for part in self._parts)
-        for part in self._parts:
+        raw = self._carried + block if self._carried else block
+        longest = 1 if self._is_one else max((part.itemsize for part in self._parts), default=1)
+        whole = len(raw) - len(raw) % longest
+        for part in () if self._is_one else self._parts:
             for box in part.cut(self._at, self._at + whole):
-                self.sums[part.tensor] = add_sums(self.sums[part.tensor], sum_part(box, raw, self._at))
+                self._sums[part.tensor] = add_sums(self._sums[part.tensor], sum_part(box, raw, self._at))
         self._at += whole
         self._carried = raw[whole:]

@@ -24,7 +24,7 @@ def manifest(
     runner: "Runner | None" = None,
     observer: Observer = SILENT,
 ) -> "Manifest":
-    """Write dtype, shape and digest (xxh3-128) of every tensor to a file, and the identity of the weights.
+    """Write dtype, shape and digest of every tensor to a file, and the identity of the weights.
 
     Returns the manifest, and writes it where `output` is given.
     """

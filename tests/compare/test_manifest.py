@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import xxhash
 from safetensors.numpy import load_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -23,6 +22,7 @@ from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.reporters.pictures.verification import draw_verification
+from ckptcheck.values.shard_digest import format_sums, sum_bytes
 from tests.factories.checkpoint_cases import CHECKPOINTS, edit_tensors
 
 
@@ -42,7 +42,7 @@ def test_the_digests_are_those_of_the_bytes(folder: Path) -> None:
     tensors = {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
     assert taken.tensors.keys() == tensors.keys()
     for name, entry in taken.tensors.items():
-        assert entry.digest == xxhash.xxh3_128_hexdigest(tensors[name].tobytes())
+        assert entry.digest == format_sums(sum_bytes(tensors[name].tobytes()), tensors[name].nbytes)
         assert (entry.dtype, entry.shape) == ("F32", tensors[name].shape)
 
 
@@ -159,8 +159,8 @@ def test_half_a_checkpoint_gets_no_manifest(folder: Path, tmp_path: Path) -> Non
         ("", "is not a manifest"),
         ("[]", "is not a manifest"),
         ('{"schema": "x", "target": "", "tensors": {}}', "has the schema 'x'"),
-        ('{"schema": "ckptcheck-manifest/1", "target": "", "tensors": {}}', "lists no tensor"),
-        ('{"schema": "ckptcheck-manifest/1", "target": "", "tensors": {"a": 1}}', "is not a manifest"),
+        ('{"schema": "ckptcheck-manifest/2", "target": "", "tensors": {}}', "lists no tensor"),
+        ('{"schema": "ckptcheck-manifest/2", "target": "", "tensors": {"a": 1}}', "is not a manifest"),
     ],
 )
 def test_a_manifest_that_is_none_verifies_nothing(folder: Path, tmp_path: Path, text: str, sentence: str) -> None:

@@ -17,7 +17,7 @@ import ckptcheck
 from ckptcheck import CkptcheckError, identity
 from ckptcheck.compare.manifest import read_manifest, write_manifest
 from ckptcheck.errors import EvidenceError
-from ckptcheck.values import digest
+from ckptcheck.values import tensor_part
 from ckptcheck.values.shard_digest import add_sums, sum_bytes, sum_shard
 from ckptcheck.values.tensor_part import PartSums, TensorPart
 from tests.compare.test_identity import join_experts, load_all, save_whole
@@ -52,8 +52,8 @@ def test_parts_of_a_stream_add_up_however_it_is_cut(data: st.DataObject) -> None
     box = array[tuple(slices)].transpose(data.draw(st.permutations(range(len(shape)))))
     offset = box.__array_interface__["data"][0] - array.__array_interface__["data"][0]
     part = TensorPart("t", box.shape, 4, (0,) * len(shape), box.shape, offset, box.strides)
-    sums = PartSums([part])
     raw, at = array.tobytes(), 0
+    sums = PartSums([part], len(raw))
     while at < len(raw):
         step = data.draw(st.integers(1, 40))
         sums.add(raw[at : at + step])
@@ -64,7 +64,7 @@ def test_parts_of_a_stream_add_up_however_it_is_cut(data: st.DataObject) -> None
 def test_sums_of_two_streams_are_added() -> None:
     """A tensor whose rows two ranks hold."""
     raw = np.random.default_rng(0).bytes(4096)
-    halves = [PartSums([TensorPart("t", (2, 2048), 1, (row, 0), (1, 2048), 0, (2048, 1))]) for row in (0, 1)]
+    halves = [PartSums([TensorPart("t", (2, 2048), 1, (row, 0), (1, 2048), 0, (2048, 1))], 2048) for row in (0, 1)]
     for row, half in enumerate(halves):
         half.add(raw[2048 * row : 2048 * (row + 1)])
     assert add_sums(halves[0].sums["t"], halves[1].sums["t"]) == sum_bytes(raw)
@@ -166,9 +166,12 @@ def test_parts_of_several_machines_make_the_same_manifest(tmp_path: Path) -> Non
     assert ckptcheck.join(tmp_path / "parts", tmp_path / "m.json") == ckptcheck.manifest(source)
 
 
-def test_the_digests_of_a_pass_without_identity_are_not_summed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An older manifest is verified at the old speed."""
+def test_a_plain_tensor_is_summed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its digest is that of the identity."""
+    monkeypatch.setattr(tensor_part, "sum_part", lambda *_: pytest.fail("summed again"))
     taken = ckptcheck.manifest(CHECKPOINTS / "tiny-llama")
-    monkeypatch.setattr(digest.PartSums, "add", lambda self, block: pytest.fail("summed") if self.sums else None)
+    assert {name: entry.digest for name, entry in taken.tensors.items()} == {
+        name: weight.digest for name, weight in taken.weights.items()
+    }
     old = msgspec.structs.replace(taken, identity=None, names=None, weights={})
     assert ckptcheck.verify(Path(shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "c")), old).verdict == "clean"

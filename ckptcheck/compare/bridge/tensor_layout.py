@@ -6,10 +6,11 @@ a gated projection, experts stacked in one tensor, the shards of tensor-parallel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from math import prod
+
+from ckptcheck.values.tensor_part import packed_strides
 
 
 class LayoutError(Exception):
@@ -29,11 +30,6 @@ class FileChunk:
     offset: int
     # Bytes from one element to the next, for each dimension.
     strides: tuple[int, ...]
-
-
-def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the strides in bytes of a C-contiguous array."""
-    return tuple(accumulate((*reversed(shape[1:]),), lambda total, length: total * length, initial=itemsize))[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, compare_elements
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, WorkOnPairs
 from ckptcheck.runners.runner import Runner
+from ckptcheck.values.tensor_part import packed_strides
 
 STEP_BYTES = 1 << 18
 """Bytes of each side that are read and compared at a time: both stay in the cache of a core."""

@@ -19,10 +19,11 @@ from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, itemsize
 from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 from ckptcheck.compare.matching.cast import parse_dtype
 from ckptcheck.compare.matching.side import BUFFER, ComparisonSide
 from ckptcheck.errors import EvidenceError
+from ckptcheck.values.tensor_part import packed_strides
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.megatron import Megatron

@@ -17,7 +17,7 @@ from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import NAME_NUMBER, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
-from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout, packed_strides
+from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.identity import Identity, TensorIdentity, leave_out_copies
 from ckptcheck.compare.matching.side import BUFFER
 from ckptcheck.errors import EvidenceError
@@ -28,7 +28,7 @@ from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight
 from ckptcheck.text.formatting import join_truncated
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.shard_digest import add_sums, format_sums
-from ckptcheck.values.tensor_part import TensorPart
+from ckptcheck.values.tensor_part import TensorPart, packed_strides
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint

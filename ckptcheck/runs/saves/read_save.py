@@ -22,7 +22,7 @@ from ckptcheck.checkpoint.source import Source, read_document
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 from ckptcheck.compare.identity import IdentityPlan, describe_absent, plan_identity
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
@@ -47,6 +47,7 @@ from ckptcheck.runs.saves.state_files import (
 from ckptcheck.runs.saves.update_sizes import Sample
 from ckptcheck.runs.saves.zero_ranges import BrokenRanges, has_zero_ranges, join_zero_ranges
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.tensor_part import packed_strides
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from ckptcheck.checkpoint.source import Folder
 from ckptcheck.compare.bridge import splitters
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout, concatenate, packed_strides
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout, concatenate
 from ckptcheck.compare.matching import compare_pass as walking
 from ckptcheck.compare.matching.compare_pass import compare_pairs
 from ckptcheck.compare.matching.equality import CompareSpec
 from ckptcheck.compare.matching.tensor_files import TensorFiles
 from ckptcheck.runners.runner import Local
+from ckptcheck.values.tensor_part import packed_strides
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 

@@ -93,7 +93,7 @@ def test_writers_do_not_get_into_each_others_lines(tmp_path: Path) -> None:
         (b"\n\n", "holds no sync"),
         (b"hello\n", "is not a record of syncs"),
         (b'\xff\x00\n{"run": "a"}\n' + b"[" * 5000 + b"\n", None),
-        (b'{"schema": "ckptcheck-manifest/1"}\n', "is not a record of syncs"),
+        (b'{"schema": "ckptcheck-manifest/2"}\n', "is not a record of syncs"),
         (b'{"schema": "ckptcheck-sync/1", "sent": {"w": 7}}\n', "is not a record of syncs"),
         (b'{"hello": "world"}\n', "is not a record of syncs"),
     ],
