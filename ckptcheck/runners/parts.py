@@ -84,12 +84,13 @@ def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder:
     >>> describe_command("scan", {"*": ["./my model"], "select": ["VAL"], "set": ["no-mmap=True"]}, "3/7", "parts")
     "ckptcheck scan './my model' --select VAL --set no-mmap=True --part 3/7 -o parts"
     """
-    words = ["ckptcheck", verb, *map(str, arguments.get("*", ()))]
-    for name, value in arguments.items():
+    given = {
+        name: value if isinstance(value, (list, tuple)) else [value] for name, value in arguments.items()
+    }  # a damaged part may have anything
+    words = ["ckptcheck", verb, *map(str, given.pop("*", ()))]
+    for name, values in given.items():
         flag = "--" + name.replace("_", "-")
-        if name == "*":
-            continue
-        for one in value if isinstance(value, (list, tuple)) else [value]:
+        for one in values:
             words += [flag] if one is True else [flag, str(one)]
     return shlex.join([*words, "--part", part, "-o", folder])
 

@@ -179,6 +179,7 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
         and all(0 <= begin <= end <= piece.nbytes for begin, end in stats.zero_runs)
         and (len(stats.row_max), len(stats.row_fingerprints)) == (rows * width, rows * FINGERPRINT_BYTES)
         and len(stats.row_squares) % 4 == 0
+        and (bool(piece.sampled) or not stats.row_squares)
         and len(stats.column_squares) == (columns if stats.row_squares else 0)
         and len(stats.elements) <= (piece.nbytes if piece.elements else 0)
         and len(stats.elements) % width == 0

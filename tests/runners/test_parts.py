@@ -166,6 +166,14 @@ def test_a_part_of_another_number_and_of_other_options(folder: Path) -> None:
     assert refusal(folder)[0].startswith("part-2-of-7.ckptcheck-part is of another command than most parts")
 
 
+def test_a_part_whose_target_is_no_list(folder: Path) -> None:
+    """A damaged one: its command is named all the same."""
+    edit(folder, 3, arguments={"*": 5})
+    assert refusal(folder)[0].endswith(
+        "is of another command than most parts: ckptcheck scan 5 --part 3/7 -o " + str(folder)
+    )
+
+
 def test_a_part_of_another_version(folder: Path) -> None:
     edit(folder, 2, version="0.0.1")
     message = f"part-2-of-7.ckptcheck-part was written by ckptcheck 0.0.1, and this is {ckptcheck.__version__}"

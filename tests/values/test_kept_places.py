@@ -53,6 +53,7 @@ def test_an_answer_with_fewer_bytes_does_not_fit() -> None:
     (chunk,) = scan_pieces(MATRIX.ravel(), 0, [piece])
     for parts in ([], chunk.kept[:-1], [*chunk.kept[:-1], chunk.kept[-1][:-1]]):
         assert not fits_piece(msgspec.structs.replace(chunk, kept=parts), piece)
+    assert not fits_piece(msgspec.structs.replace(chunk, row_squares=bytes(4)), piece)  # nothing of it is sampled
 
 
 def test_spans_are_merged_and_clipped() -> None:
