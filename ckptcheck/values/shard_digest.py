@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import (
     BLOCK,
@@ -25,6 +23,10 @@ from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import (
     iterate_runs,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 __all__ = ["add_sums", "format_sums", "is_compiled", "sum_bytes", "sum_rows", "sum_shard"]
 
 KERNEL_VERSION = 1
@@ -34,24 +36,32 @@ STEP = 1 << 8
 """Blocks that numpy sums at a time: half a megabyte, which stays in the cache."""
 
 Sums = tuple[int, int]
-SumRows = Callable[[NDArray[np.uint8], int, int], Sums]
+Kernel = Callable[[Any, int, int, int, int, int], Sums]
+"""Takes bytes or an address, number, length and pitch of the runs, and start and stride as `sum_rows`; all in bytes."""
 
 
 def sum_bytes(raw: bytes | NDArray[np.uint8], start: int = 0) -> Sums:
     """Return the addition of consecutive bytes of a tensor to its two sums. start: offset of the first one."""
+    kernel = _load_kernel()
+    if kernel is not None and isinstance(raw, bytes):
+        return kernel(raw, 1, len(raw), len(raw), start, 0)
+    import numpy as np
+
     data = np.frombuffer(raw, np.uint8)
     return sum_rows(data.reshape(1, -1), start, 0) if data.size else (0, 0)
 
 
-def sum_shard(array: NDArray[Any], offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Sums:
+def sum_shard(values: NDArray[Any], offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Sums:
     """Return the addition of a shard to the two sums of its tensor.
 
     offsets: the index of its first element in the whole tensor, one number an axis; None for the origin.
     shape: of the whole tensor; None if the shard is the whole.
     """
-    sums, width = (0, 0), array.itemsize
-    for index, start, stride in iterate_runs(array.shape, offsets, shape):
-        rows = np.ascontiguousarray(array[index])
+    import numpy as np
+
+    sums, width = (0, 0), values.itemsize
+    for index, start, stride in iterate_runs(values.shape, offsets, shape):
+        rows = np.ascontiguousarray(values[index])
         rows = rows.reshape(len(rows) if stride else 1, -1).view(np.uint8)
         sums = add_sums(sums, sum_rows(rows, start * width, stride * width))
     return sums
@@ -63,7 +73,11 @@ def sum_rows(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
     rows: [run, byte], in row-major order.
     start: offset of the first run in the tensor, in bytes. stride: bytes from one run to the next there.
     """
-    return (_load_kernel() or sum_rows_numpy)(rows, start, stride)
+    kernel = _load_kernel()
+    if kernel is None:
+        return sum_rows_numpy(rows, start, stride)
+    number, length = rows.shape
+    return kernel(rows.ctypes.data, number, length, rows.strides[0], start, stride)
 
 
 def is_compiled() -> bool:
@@ -73,6 +87,8 @@ def is_compiled() -> bool:
 
 def sum_rows_numpy(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
     """Do the same as `sum_rows`, with numpy alone."""
+    import numpy as np
+
     sums = (0, 0)
     step = max(1, SCATTERED // max(stride, 1)) if rows.shape[1] < LONG_RUN else 1
     for row in range(0, len(rows), step):
@@ -86,6 +102,8 @@ def sum_rows_numpy(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
 
 
 def _sum_run(run: NDArray[np.uint8], start: int) -> Sums:
+    import numpy as np
+
     total, at = [0, 0], 0
     while at < run.size:
         skip = (start + at) % BLOCK
@@ -105,12 +123,16 @@ def _sum_run(run: NDArray[np.uint8], start: int) -> Sums:
 
 @cache
 def _factor_array(half: int) -> NDArray[np.uint64]:
+    import numpy as np
+
     return np.array(factors(half), np.uint64)
 
 
 @lru_cache(256)  # of the tensors of a small model, each time that they are digested
 def _weigh_blocks(half: int, first: int, number: int) -> NDArray[np.uint64]:
     """Return the weights of `number` blocks from block `first`."""
+    import numpy as np
+
     word = np.arange(first + 1, first + number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
         SEEDS[half]
     )
@@ -121,7 +143,7 @@ def _weigh_blocks(half: int, first: int, number: int) -> NDArray[np.uint64]:
 
 
 @cache
-def _load_kernel() -> SumRows | None:
+def _load_kernel() -> Kernel | None:
     """Return the compiled kernel; None without one, or if it comes from another version of the source."""
     if sys.byteorder != "little":
         return None
@@ -135,15 +157,16 @@ def _load_kernel() -> SumRows | None:
     word, pointer = ctypes.c_uint64, ctypes.c_void_p
     add.argtypes = [pointer, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t, word, word, pointer, pointer, pointer]
     add.restype = None
-    table = np.concatenate([_factor_array(half)[digit::2] for half in (0, 1) for digit in (0, 1)])
-    seeds = np.array(SEEDS, np.uint64)
+    table = array("Q", (each for half in (0, 1) for digit in (0, 1) for each in factors(half)[digit::2]))
+    seeds = array("Q", SEEDS)
     # to ask an array for its address takes as long as to sum a small one
-    constants = table.ctypes.data, seeds.ctypes.data
+    constants = table.buffer_info()[0], seeds.buffer_info()[0]
 
-    def sum_compiled(rows: NDArray[np.uint8], start: int, stride: int, keep: object = (table, seeds)) -> Sums:
+    def sum_compiled(
+        raw: Any, number: int, length: int, pitch: int, start: int, stride: int, keep: object = (table, seeds)
+    ) -> Sums:
         sums = (word * 2)()
-        number, length = rows.shape
-        add(rows.ctypes.data, number, length, rows.strides[0], start, stride, *constants, sums)
+        add(raw, number, length, pitch, start, stride, *constants, sums)
         return sums[0], sums[1]
 
     return sum_compiled

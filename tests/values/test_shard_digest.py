@@ -74,7 +74,7 @@ def test_every_way_computes_the_definition(number: int, kernel: Any) -> None:
     expected = digest_slowly(raw.tobytes())
     ways = {"bytes": sum_bytes(raw)}
     if number:
-        ways |= {"C": kernel(raw.reshape(1, -1), 0, 0), "numpy": sum_rows_numpy(raw.reshape(1, -1), 0, 0)}
+        ways |= {"C": kernel(raw.tobytes(), 1, number, number, 0, 0), "numpy": sum_rows_numpy(raw.reshape(1, -1), 0, 0)}
         ways["torch"] = sum_with_torch(raw)
     assert {name: format_sums(sums, number) for name, sums in ways.items()} == dict.fromkeys(ways, expected)
 

@@ -10,15 +10,16 @@ import os
 import threading
 from collections.abc import Iterable
 from math import prod
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckptcheck.checkpoint.source import FileState, Source, describe_state, describe_version, find_nodes, is_rewritten
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
 from ckptcheck.values.dtypes import decode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_OVERREAD = 8
 """A rectangle is read in one piece if that reads at most this many times its own bytes, otherwise line by line."""
@@ -64,6 +65,8 @@ class TensorFiles:
         """Fill a buffer with the bytes from `offset` on. Raises UnreadableFile."""
         try:
             if self.source.local is None or not hasattr(os, "preadv"):
+                import numpy as np
+
                 raw = self.source.read(file, offset, buffer.size)
                 buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
                 done = len(raw)
@@ -83,6 +86,8 @@ class TensorFiles:
         self, file: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> NDArray[Any]:
         """Return a rectangle as unsigned integers of `itemsize` bytes (1, 2, 4 or 8). Raises UnreadableFile."""
+        import numpy as np
+
         kind = np.dtype(f"<u{itemsize}")
         span = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)) + itemsize
         useful = prod(shape) * itemsize
@@ -100,6 +105,8 @@ class TensorFiles:
 
     def read_tensor(self, layout: TensorLayout) -> NDArray[Any]:
         """Return a tensor as unsigned integers; it may lie in several rectangles. Raises UnreadableFile."""
+        import numpy as np
+
         if len(layout.chunks) == 1 and layout.chunks[0].shape == layout.shape:
             chunk = layout.chunks[0]
             return self.read_rectangle(chunk.file, chunk.offset, layout.shape, chunk.strides, layout.itemsize)
@@ -117,6 +124,8 @@ class TensorFiles:
 
         dtype: what it holds, if the stored dtype does not say. kind: numpy's name of the floats that are returned.
         """
+        import numpy as np
+
         patterns = self.read_tensor(layout)
         # Memory that was never written may hold signalling NaN, of which numpy warns.
         with np.errstate(invalid="ignore", over="ignore"):
