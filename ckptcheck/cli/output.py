@@ -139,10 +139,11 @@ def _list_reports(result: Report | Reports) -> Sequence[Report]:
 
 def _say_what(reports: Sequence[Report], files: str, *, has_findings: bool) -> None:
     """Log for a person whose report went to files: the findings, if these are for programs, the verdict, and the files."""
+    from ckptcheck.linter.report import only_informs
     from ckptcheck.reporters.text import describe_verdicts, write_findings
 
     for report in reports if has_findings else ():
-        if report.findings or (report.error and len(reports) > 1):
+        if (report.findings and not (len(reports) > 1 and only_informs(report))) or (report.error and len(reports) > 1):
             log(f"{report.target}: {report.error}" if report.error else report.target)
             write_findings(report, sys.stderr)
     log(f"{describe_verdicts(reports)} · the report is {files}")

@@ -291,6 +291,11 @@ class FindingsError(Exception):
         self.report = report
 
 
+def only_informs(report: Report) -> bool:
+    """Whether all that was found is unusual but legal."""
+    return report.verdict == "findings" and report.count("info") == len(report.findings)
+
+
 def _raise_for_findings(
     report: Report | Reports, findings: tuple[Finding, ...], incomplete_reason: str, fail_on: FailOn | None
 ) -> None:

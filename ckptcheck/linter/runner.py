@@ -178,7 +178,7 @@ def _build_report(
         sections=() if interrupted else tuple(evidence.sections),
         read=evidence.reading,
         identities=evidence.identities,
-        headline=evidence.headline if not findings else "",
+        headline=evidence.headline if all(finding.severity == "info" for finding in findings) else "",
     )
 
 

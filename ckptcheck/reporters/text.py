@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import IO, Literal
 
-from ckptcheck.linter.report import Report, describe_reading
+from ckptcheck.linter.report import Report, describe_reading, only_informs
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
 from ckptcheck.reporters import tables
 from ckptcheck.reporters.line_printer import LinePrinter, Piece, join_pieces
@@ -51,7 +51,7 @@ def write(
         return
     short, was_long = [], False
     for number, report in enumerate(reports):
-        is_long = verbose or report.verdict != "clean" or bool(report.consumers)
+        is_long = verbose or not (report.verdict == "clean" or only_informs(report)) or bool(report.consumers)
         if number and (is_long or was_long):
             lines.print()
         was_long = is_long
@@ -59,7 +59,7 @@ def write(
             _one(lines, report, verbose)
         else:
             short.append(report)
-            lines.print((printable(report.target), "bold"), "  ", *_verdict(report))
+            lines.print((printable(report.target), "bold"), "  ", *_verdict(report, with_codes=True))
     _outcomes(lines, short, _count_targets(reports))
     lines.print()
     lines.print(*_verdict_of_several(reports))
@@ -77,7 +77,7 @@ def _run(lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], 
         ("✗ ", "bold red")
         if grave
         else ("! ", "yellow")
-        if any(report.findings for report in reports)
+        if any(report.count("warning") for report in reports)
         else ("✓ ", "bold green")
     )
     lines.print(sign, (summarize(reports), "bold"))
@@ -148,7 +148,7 @@ def _verdicts(lines: LinePrinter, reports: Sequence[Report]) -> None:
     """Print a line for each report, and for several the last one."""
     for report in reports:
         name = ((printable(report.target), "bold"), "  ") if len(reports) > 1 else ()
-        lines.print(*name, *_verdict(report))
+        lines.print(*name, *_verdict(report, with_codes=len(reports) > 1))
     if len(reports) > 1:
         lines.print(*_verdict_of_several(reports))
 
@@ -158,11 +158,21 @@ def _verdict_of_several(reports: Sequence[Report]) -> list[Piece]:
     kinds: tuple[tuple[Piece, str, list[Report]], ...] = (
         (("✗ ", "bold red"), "could not be checked", [each for each in reports if each.verdict == "incomplete"]),
         (("✗ ", "bold red"), "has errors", [each for each in reports if each.count("error")]),
-        (("! ", "yellow"), "has findings", [each for each in reports if each.findings and not each.count("error")]),
+        (
+            ("! ", "yellow"),
+            "has warnings",
+            [each for each in reports if each.count("warning") and not each.count("error")],
+        ),
     )
     told = [(sign, what, kind) for sign, what, kind in kinds if kind]
     if not told:
-        return [("✓ ", "bold green"), (f"all {_count_targets(reports)} are clean", "bold")]
+        is_clean = not any(each.findings for each in reports)
+        said = (
+            f"all {_count_targets(reports)} are clean"
+            if is_clean
+            else f"{_count_targets(reports)}: no errors or warnings"
+        )
+        return [("✓ ", "bold green"), (said, "bold")]
     parts = []
     for _, what, kind in told:
         verb = what if len(kind) == 1 else what.replace("has ", "have ", 1)
@@ -288,7 +298,8 @@ def describe_verdict(report: Report) -> str:
     return join_pieces(_verdict(report))
 
 
-def _verdict(report: Report) -> list[Piece]:
+def _verdict(report: Report, *, with_codes: bool = False) -> list[Piece]:
+    """Return the last line. with_codes: name the rules of infos, which several targets do not show."""
     numbers = [
         count(number, severity, "info" if severity == "info" else None)
         for severity in SEVERITIES
@@ -304,9 +315,12 @@ def _verdict(report: Report) -> list[Piece]:
         why = report.error or f"{join_truncated([code for code, _ in report.crashed])} could not be checked"
         found = f", {', '.join(numbers)}" if numbers else ""
         return [("✗ incomplete: ", "bold red"), printable(why), found + (f" · {rest}" if rest else "")]
+    headline = f" · {printable(report.headline)}" if report.headline else ""
     if report.verdict == "clean":
-        headline = f" · {printable(report.headline)}" if report.headline else ""
         return [("✓ clean", "bold green"), f"{headline} · {rest}"]
+    if only_informs(report):
+        named = f" ({join_truncated({finding.code for finding in report.findings})})" if with_codes else ""
+        return [("✓ no errors or warnings", "bold green"), f"{headline} · {numbers[0]}{named} · {rest}"]
     sign = ("✗ ", "bold red") if report.count("error") else ("! ", "yellow")
     return [sign, (", ".join(numbers), "bold"), f" · {rest}"]
 

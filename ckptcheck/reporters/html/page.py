@@ -168,7 +168,7 @@ def _say_verdict(report: Report) -> str:
         for severity in SEVERITIES
         if (number := report.count(severity))
     ]
-    return ", ".join(graves)
+    return " · ".join(filter(None, (report.headline, ", ".join(graves))))
 
 
 def _encode_data(reports: Sequence[Report]) -> str:
