@@ -17,6 +17,8 @@ from ckptcheck.reporters.printable import printable
 from ckptcheck.text.formatting import count, join_truncated
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+INFORMED: Piece = ("ℹ ", "bold cyan")
+"""The sign of a verdict where nothing is wrong and something is worth knowing: also that nothing was compared."""
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
 MOST_GROUPS, MOST_REASONS = 3, 2
@@ -73,13 +75,9 @@ def _run(lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], 
     for whole in wholes:
         lines.print((printable(whole.subject), "dim"))
     grave = any(report.count("error") or report.verdict == "incomplete" for report in reports)
-    sign = (
-        ("✗ ", "bold red")
-        if grave
-        else ("! ", "yellow")
-        if any(report.count("warning") for report in reports)
-        else ("✓ ", "bold green")
-    )
+    sign: Piece = ("✗ ", "bold red") if grave else ("✓ ", "bold green")
+    if not grave and any(report.findings for report in reports):
+        sign = ("! ", "yellow") if any(report.count("warning") for report in reports) else INFORMED
     lines.print(sign, (summarize(reports), "bold"))
     told = sorted(
         (whole for whole in wholes if whole.findings), key=lambda whole: SEVERITIES.index(whole.findings[0].severity)
@@ -166,13 +164,9 @@ def _verdict_of_several(reports: Sequence[Report]) -> list[Piece]:
     )
     told = [(sign, what, kind) for sign, what, kind in kinds if kind]
     if not told:
-        is_clean = not any(each.findings for each in reports)
-        said = (
-            f"all {_count_targets(reports)} are clean"
-            if is_clean
-            else f"{_count_targets(reports)}: no errors or warnings"
-        )
-        return [("✓ ", "bold green"), (said, "bold")]
+        if any(each.findings for each in reports):
+            return [INFORMED, (f"{_count_targets(reports)}: no errors or warnings", "bold")]
+        return [("✓ ", "bold green"), (f"all {_count_targets(reports)} are clean", "bold")]
     parts = []
     for _, what, kind in told:
         verb = what if len(kind) == 1 else what.replace("has ", "have ", 1)
@@ -320,7 +314,7 @@ def _verdict(report: Report, *, with_codes: bool = False) -> list[Piece]:
         return [("✓ clean", "bold green"), f"{headline} · {rest}"]
     if only_informs(report):
         named = f" ({join_truncated({finding.code for finding in report.findings})})" if with_codes else ""
-        return [("✓ no errors or warnings", "bold green"), f"{headline} · {numbers[0]}{named} · {rest}"]
+        return [INFORMED, ("no errors or warnings", "bold"), f"{headline} · {numbers[0]}{named} · {rest}"]
     sign = ("✗ ", "bold red") if report.count("error") else ("! ", "yellow")
     return [sign, (", ".join(numbers), "bold"), f" · {rest}"]
 

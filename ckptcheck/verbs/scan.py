@@ -209,7 +209,9 @@ def scan(
             loaders = create_dry_loaders(several(dry_load), stack, len(names))
             request = replace(request, options=replace(request.options, dry_loaders=loaders))
         reports = scan_targets(names, request)
-    if base is not None and all((code, DOES_NOT_APPLY) in report.skipped for report in reports for code in ASKED["base"]):
+    if base is not None and all(
+        (code, DOES_NOT_APPLY) in report.skipped for report in reports for code in ASKED["base"]
+    ):
         why = "--base names the base model of an adapter, and there is no adapter; ckptcheck diff compares two models"
         reports = [replace(report, error=report.error or why, next_step="") for report in reports]
     if write_baseline:

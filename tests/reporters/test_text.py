@@ -184,20 +184,20 @@ def test_no_line_of_a_text_report_is_a_command_to_a_runner(parts: list[str]) -> 
 
 
 def test_what_is_legal_alarms_nobody() -> None:
-    """Infos leave a report green; beside other targets they take one line, with their codes."""
+    """Infos are no warnings; beside other targets they take one line, with their codes."""
     note = Finding("CFG028", "implausible-number", "info", "an older reader takes another base")
     warned = Report(
         "b", findings=(Finding("IDX007", "mismatched-totals", "warning", "off by one"),), passed=("CFG001",)
     )
     informed = Report("a", findings=(note,), passed=("CFG001",), headline="2 tensors are equal")
     assert text.render([informed], RULES).splitlines()[-2:] == [
-        "✓ no errors or warnings · 2 tensors are equal · 1 info · 1 rule passed",
+        "ℹ no errors or warnings · 2 tensors are equal · 1 info · 1 rule passed",
         "  ckptcheck rule CFG028 explains the first one",
     ]
-    short = "a  ✓ no errors or warnings · 2 tensors are equal · 1 info (CFG028) · 1 rule passed"
+    short = "a  ℹ no errors or warnings · 2 tensors are equal · 1 info (CFG028) · 1 rule passed"
     lines = text.render([informed, warned], RULES).splitlines()
     assert (lines[0], lines[-1]) == (short, "! 1 of 2 targets has warnings: b")
-    assert text.render([informed, CLEAN], RULES).splitlines()[-1] == "✓ 2 checkpoints: no errors or warnings"
+    assert text.render([informed, CLEAN], RULES).splitlines()[-1] == "ℹ 2 checkpoints: no errors or warnings"
 
 
 def test_names_in_reasons_are_shown_as_they_are() -> None:
