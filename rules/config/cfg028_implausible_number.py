@@ -1,4 +1,4 @@
-"""The rotary base or the epsilon of the norms is one that no released model has.
+"""A rotary base or norm epsilon is implausible, or some versions of transformers take another base.
 
 ## What it checks
 In a config whose `model_type` transformers knows:

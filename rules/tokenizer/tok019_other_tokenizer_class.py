@@ -1,4 +1,4 @@
-"""The tokenizer's class builds another model, or other steps before it, than tokenizer.json has.
+"""The tokenizer's class builds something else than tokenizer.json has, or transformers 4 refuses it.
 
 ## What it checks
 The class that `AutoTokenizer` of transformers 5 takes (`tokenizer_class` in tokenizer_config.json, or else in config.json, or the

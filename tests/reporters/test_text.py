@@ -197,6 +197,9 @@ def test_what_is_legal_alarms_nobody() -> None:
     short = "a  ℹ no errors or warnings · 2 tensors are equal · 1 info (CFG028) · 1 rule passed"
     lines = text.render([informed, warned], RULES).splitlines()
     assert (lines[0], lines[-1]) == (short, "! 1 of 2 targets has warnings: b")
+    for form in ("html", "markdown"):
+        assert "no errors or warnings" in render(form, [informed], RULES)
+    assert "color:#00748f\"><b>no errors or warnings" in informed._repr_html_()
     assert text.render([informed, CLEAN], RULES).splitlines()[-1] == "ℹ 2 checkpoints: no errors or warnings"
 
 
