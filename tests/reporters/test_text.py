@@ -199,7 +199,7 @@ def test_what_is_legal_alarms_nobody() -> None:
     assert (lines[0], lines[-1]) == (short, "! 1 of 2 targets has warnings: b")
     for form in ("html", "markdown"):
         assert "no errors or warnings" in render(form, [informed], RULES)
-    assert "color:#00748f\"><b>no errors or warnings" in informed._repr_html_()
+    assert 'color:#00748f"><b>no errors or warnings' in informed._repr_html_()
     assert text.render([informed, CLEAN], RULES).splitlines()[-1] == "ℹ 2 checkpoints: no errors or warnings"
 
 
