@@ -208,7 +208,7 @@ class Reports:
         raise AttributeError(f"reports have no {name}")
 
     def __repr__(self) -> str:
-        return repr(self.reports[0]) if len(self.reports) == 1 else f"<Reports {', '.join(map(repr, self.reports))}>"
+        return f"<Reports {', '.join(map(repr, self.reports))}>"
 
     def __str__(self) -> str:
         return _write(TEXT, self.reports)
