@@ -59,10 +59,9 @@ def format_totals(results: Mapping[str, Any]) -> Iterator[str]:
     for engine in sorted({each["engine"] for each in results["grades"]}):
         grades = [each for each in results["grades"] if each["engine"] == engine]
         seconds = sorted(each["seconds"] for each in grades)[len(grades) // 2]
-        column = {"": f"{engine} {results['versions'].get(engine, '')}", "---": "---", "faults": str(len(grades))}
+        column = {"": f"{engine} {results['versions'].get(engine, '')}", "---": "---"}
         column["detected"] = _share(grades, "detected", "yes", "warning")
-        words = ("right", "vague", "wrong")
-        column |= {f"cause {word}": str(sum(each["cause"] == word for each in grades)) for word in words}
+        column["cause right"] = _share(grades, "cause", "right")
         for key in PLACE:
             column[f"{key} named"] = _share([each for each in grades if each[key] in ("yes", "no")], key, "yes")
         columns.append({**column, "seconds a fault": f"{seconds:.0f}"})
