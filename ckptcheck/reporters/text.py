@@ -52,13 +52,14 @@ def write(
         _one(lines, reports[0], verbose)
         return
     short, was_long = [], False
+    told: dict[Finding, str] = {}
     for number, report in enumerate(reports):
         is_long = verbose or not (report.verdict == "clean" or only_informs(report)) or bool(report.consumers)
         if number and (is_long or was_long):
             lines.print()
         was_long = is_long
         if is_long:
-            _one(lines, report, verbose)
+            _one(lines, report, verbose, None if verbose else told)
         else:
             short.append(report)
             lines.print((printable(report.target), "bold"), "  ", *_verdict(report, with_codes=True))
@@ -117,10 +118,10 @@ def _outcomes(lines: LinePrinter, parts: Sequence[Report], number: str) -> None:
             lines.print((f"{label} for {count(len(outcomes) - MOST_REASONS, 'more reason')}", "dim"), indent=2)
 
 
-def write_findings(report: Report, stream: IO[str]) -> None:
-    """Write the findings of a report alone, and an empty line."""
+def write_findings(report: Report, stream: IO[str], told: dict[Finding, str] | None = None) -> None:
+    """Write the findings of a report alone, and an empty line. told: see `_one`."""
     lines = LinePrinter(stream)
-    _findings(lines, report)
+    _findings(lines, report, told)
     lines.print()
 
 
@@ -186,12 +187,13 @@ def describe_verdicts(reports: Sequence[Report]) -> str:
     return describe_verdict(reports[0]) if len(reports) == 1 else join_pieces(_verdict_of_several(reports))
 
 
-def _one(lines: LinePrinter, report: Report, verbose: bool) -> None:
+def _one(lines: LinePrinter, report: Report, verbose: bool, told: dict[Finding, str] | None = None) -> None:
+    """Print a report. told: finding → the target before this one that has it too; those of this one are added."""
     lines.print((printable(report.target), "bold"))
     if report.subject:
         lines.print((printable(report.subject), "dim"))
     _reading(lines, report)
-    _findings(lines, report)
+    _findings(lines, report, told)
     _not_run(lines, report, verbose)
     _consumers(lines, report)
     for section in report.sections:
@@ -206,14 +208,25 @@ def _one(lines: LinePrinter, report: Report, verbose: bool) -> None:
         lines.print(("  " + "; ".join(steps), "dim"))
 
 
-def _findings(lines: LinePrinter, report: Report) -> None:
+def _findings(lines: LinePrinter, report: Report, told: dict[Finding, str] | None = None) -> None:
     shown: dict[str, int] = {}
+    told = {} if told is None else told
+    was_short = False
     for finding in report.findings:
+        before = told.setdefault(finding, report.target)
         shown[finding.code] = shown.get(finding.code, 0) + 1
-        if shown[finding.code] <= MOST_PER_RULE:
-            # A file that people write is named as they name it from the working folder.
-            is_written = finding.line is not None and finding.file is not None
-            _finding(lines, replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
+        if shown[finding.code] > MOST_PER_RULE:
+            continue
+        if before != report.target:
+            if not was_short:
+                lines.print()
+            was_short = True
+            _finding(lines, finding, f"as in {printable(before)}", is_short=True)
+            continue
+        was_short = False
+        # A file that people write is named as they name it from the working folder.
+        is_written = finding.line is not None and finding.file is not None
+        _finding(lines, replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
     for code, number in shown.items():
         if number > MOST_PER_RULE:
             more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"

@@ -203,6 +203,22 @@ def test_what_is_legal_alarms_nobody() -> None:
     assert text.render([informed, CLEAN], RULES).splitlines()[-1] == "ℹ 2 checkpoints: no errors or warnings"
 
 
+def test_what_many_targets_share_is_told_once() -> None:
+    """The steps of a run have the same fault: it is told at the first one, and named at the others."""
+    fault = Finding("IDX001", "missing-shard", "error", "a shard is missing", hint="fetch it")
+    own = Finding("IDX007", "mismatched-totals", "warning", "off by one")
+    reports = [Report(f"step-{step}", findings=(fault, own) if step == 2 else (fault,)) for step in (1, 2, 3)]
+    told = text.render(reports, RULES)
+    assert told.count("a shard is missing") == told.count("→ fetch it") == 1
+    assert [line for line in told.splitlines() if "as in" in line] == [
+        "  error   IDX001 missing-shard  as in step-1"
+    ] * 2
+    assert "\n\n  error   IDX001 missing-shard  as in step-1\n\n  warning IDX007" in told
+    stream = io.StringIO()
+    text.write(reports, RULES, stream, verbose=True)
+    assert stream.getvalue().count("a shard is missing") == 3
+
+
 def test_names_in_reasons_are_shown_as_they_are() -> None:
     """rich once made an emoji of `:warning:`, and a line of blanks before what is left out."""
     stream = io.StringIO()
