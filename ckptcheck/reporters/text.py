@@ -54,7 +54,9 @@ def write(
     short, was_long = [], False
     told: dict[Finding, str] = {}
     for number, report in enumerate(reports):
-        is_long = verbose or not (report.verdict == "clean" or only_informs(report)) or bool(report.consumers)
+        grave = [finding for finding in report.findings if finding.severity != "info"]
+        is_new = any(finding not in told for finding in grave) or report.verdict == "incomplete"
+        is_long = verbose or is_new or bool(report.consumers)
         if number and (is_long or was_long):
             lines.print()
         was_long = is_long
@@ -62,7 +64,8 @@ def write(
             _one(lines, report, verbose, None if verbose else told)
         else:
             short.append(report)
-            lines.print((printable(report.target), "bold"), "  ", *_verdict(report, with_codes=True))
+            note = f", as in {printable(join_truncated({told[finding] for finding in grave}))}" if grave else ""
+            lines.print((printable(report.target), "bold"), "  ", *_verdict(report, _name_rules(report) + note))
     _outcomes(lines, short, _count_targets(reports))
     lines.print()
     lines.print(*_verdict_of_several(reports))
@@ -147,7 +150,7 @@ def _verdicts(lines: LinePrinter, reports: Sequence[Report]) -> None:
     """Print a line for each report, and for several the last one."""
     for report in reports:
         name = ((printable(report.target), "bold"), "  ") if len(reports) > 1 else ()
-        lines.print(*name, *_verdict(report, with_codes=len(reports) > 1))
+        lines.print(*name, *_verdict(report, _name_rules(report) if len(reports) > 1 else ""))
     if len(reports) > 1:
         lines.print(*_verdict_of_several(reports))
 
@@ -305,8 +308,14 @@ def describe_verdict(report: Report) -> str:
     return join_pieces(_verdict(report))
 
 
-def _verdict(report: Report, *, with_codes: bool = False) -> list[Piece]:
-    """Return the last line. with_codes: name the rules of infos, which several targets do not show."""
+def _name_rules(report: Report) -> str:
+    """Name the rules that found something."""
+    return join_truncated({finding.code for finding in report.findings})
+
+
+def _verdict(report: Report, note: str = "") -> list[Piece]:
+    """Return the last line. note: on the findings, where they are not shown."""
+    note = f" ({note})" if note and report.findings else ""
     numbers = [
         count(number, severity, "info" if severity == "info" else None)
         for severity in SEVERITIES
@@ -326,10 +335,9 @@ def _verdict(report: Report, *, with_codes: bool = False) -> list[Piece]:
     if report.verdict == "clean":
         return [("✓ clean", "bold green"), f"{headline} · {rest}"]
     if only_informs(report):
-        named = f" ({join_truncated({finding.code for finding in report.findings})})" if with_codes else ""
-        return [INFORMED, ("no errors or warnings", "bold"), f"{headline} · {numbers[0]}{named} · {rest}"]
+        return [INFORMED, ("no errors or warnings", "bold"), f"{headline} · {numbers[0]}{note} · {rest}"]
     sign = ("✗ ", "bold red") if report.count("error") else ("! ", "yellow")
-    return [sign, (", ".join(numbers), "bold"), f" · {rest}"]
+    return [sign, (", ".join(numbers), "bold"), f"{note} · {rest}"]
 
 
 def group_findings(parts: Sequence[Report], labels: Sequence[str]) -> list[tuple[Finding, list[int]]]:
