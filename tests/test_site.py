@@ -68,7 +68,11 @@ def test_the_options_and_the_api_are_the_ones_there_are(pages: Path) -> None:
     assert "## ckptcheck refit history" in options
     assert "`--headers-only`" in options
     assert "The command: `ckptcheck scan`." in (pages / "reference/api.md").read_text(encoding="utf-8")
-    assert "`--set near-zero-threshold`" in options
+    assert "| `--set near-zero-threshold` | " in options
+    assert (
+        "| `--fail-on <error|warning|info|never>` | Exit with 1 on findings of this severity or a worse one. \\[default: error\\] |"
+        in options
+    )
 
 
 def test_a_finding_links_to_the_page_of_its_rule() -> None:
