@@ -120,7 +120,7 @@ def describe_options() -> str:
         command.format_options(command.make_context(name, [], resilient_parsing=True), sections)
         for title, rows in sections.rows.items():
             lines += ["", f"| {title} | |", "|---|---|"]
-            # the help indents the names that --set takes
+            # the help indents the names of settings
             named = [
                 (re.sub("^  ", "--set ", names), text) for names, text in rows if names not in ("--help", "-h, --help")
             ]
