@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from ckptcheck.cli.verb_command import load_verb
 from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.verbs import VERBS
-from ckptcheck.verbs.parameter import Parameter
 from ckptcheck.verbs.verb import Verb
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,31 +116,41 @@ def describe_options() -> str:
     lines = ["# Commands and options", "", "`ckptcheck COMMAND --help` prints the same."]
     for name, command in _list_commands(typer.main.get_command(build_app())):
         lines += ["", f"## ckptcheck {name}", "", _escape(inspect.cleandoc(command.help or ""))]
-        rows = [row for parameter in command.params if (row := _describe_parameter(parameter))]
-        rows += [_describe_setting(each) for each in load_verb(name).settings.values()]
-        if rows:
-            lines += ["", "| | |", "|---|---|", *rows]
+        sections = HelpSections()
+        command.format_options(command.make_context(name, [], resilient_parsing=True), sections)
+        for title, rows in sections.rows.items():
+            lines += ["", f"| {title} | |", "|---|---|"]
+            # the help indents the names of settings
+            named = [
+                (re.sub("^  ", "--set ", names), text) for names, text in rows if names not in ("--help", "-h, --help")
+            ]
+            lines += [f"| `{names}` | {_escape(' '.join(text.split()))} |" for names, text in named]
     return "\n".join(lines) + "\n"
+
+
+class HelpSections:
+    """Takes the sections of a help in place of the formatter that prints them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[str, str]]] = {}
+        """Heading → (option with what it takes, what it does and its default)."""
+        self._title = ""
+
+    @contextmanager
+    def section(self, title: str) -> Iterator[None]:
+        """Begin a section."""
+        self._title = title
+        yield
+
+    def write_dl(self, rows: list[tuple[str, str]]) -> None:
+        """Take the rows of the section."""
+        self.rows.setdefault(self._title, []).extend(rows)
 
 
 def _list_commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in getattr(command, "commands", {}).items():
         words = f"{path} {name}".strip()
         yield from _list_commands(inner, words) if hasattr(inner, "commands") else [(words, inner)]
-
-
-def _describe_parameter(parameter: Any) -> str:
-    """Return a row of the table, "" for a parameter that the help does not show."""
-    if getattr(parameter, "hidden", False) or not getattr(parameter, "help", None):
-        return ""
-    names = [parameter.metavar or parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
-    return f"| {', '.join(f'`{name}`' for name in names)} | {_escape(' '.join(parameter.help.split()))} |"
-
-
-def _describe_setting(setting: Parameter) -> str:
-    """Return a row of the table for what ``--set`` and ckptcheck.toml set."""
-    assert setting.declared is not None
-    return f"| `{setting.flag()}` | {_escape(setting.declared.help)} |"
 
 
 def _escape(text: str) -> str:

@@ -555,7 +555,7 @@ def test_quantization_that_an_engine_cannot_take_is_refused() -> None:
 def test_a_report_is_short_in_a_session_and_whole_in_print() -> None:
     tiny, adapter = (CHECKPOINTS / name for name in ("tiny-llama", "tiny-lora"))
     one, two = ckptcheck.scan(tiny), ckptcheck.diff(tiny, tiny)
-    assert repr(one) == f"<Report {tiny}: clean, {len(one.passed)} passed>"
+    assert repr(one) == f"<Reports <Report {tiny}: clean, {len(one.passed)} passed>>", "it iterates over reports"
     assert str(one).startswith(f"{tiny}\nLlamaForCausalLM")
     assert str(one).splitlines()[-2].startswith("✓ clean · ")
     assert one.to_html().startswith("<!doctype html>")

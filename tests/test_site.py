@@ -14,6 +14,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Finding
 from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.reporters import sarif
 from tests.paths import ROOT
@@ -66,12 +68,20 @@ def test_the_options_and_the_api_are_the_ones_there_are(pages: Path) -> None:
     assert "## ckptcheck refit history" in options
     assert "`--headers-only`" in options
     assert "The command: `ckptcheck scan`." in (pages / "reference/api.md").read_text(encoding="utf-8")
-    assert "`--set near-zero-threshold`" in options
+    assert "| `--set near-zero-threshold` | " in options
+    assert (
+        "| `--fail-on <error|warning|info|never>` | Exit with 1 on findings of this severity or a worse one. \\[default: error\\] |"
+        in options
+    )
 
 
 def test_a_finding_links_to_the_page_of_its_rule() -> None:
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-    assert urls["Rules"] == sarif.PAGES
+    rule = next(rule for rule in load_rules() if rule.code == "CFG028")
+    found = Report("model", findings=(Finding(rule.code, rule.name, "info", "a message"),))
+    address = json.loads(sarif.render([found], [rule]))["runs"][0]["tool"]["driver"]["rules"][0]["helpUri"]
+    assert address.startswith(urls["Rules"])
+    assert (ROOT / "rules" / address.removeprefix(urls["Rules"])).is_file()
 
 
 @pytest.mark.slow

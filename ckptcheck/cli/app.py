@@ -201,11 +201,14 @@ def _translate_help(words: list[str]) -> list[str]:
 
 def _point_to_help(error: Exception) -> str:
     """Name the help that explains a usage error: the command's, or the general one if no command was recognized."""
-    first_word = "".join(sys.argv[1:2])
+    words = sys.argv[2:] if sys.argv[1:2] == ["help"] else sys.argv[1:]
+    first_word = "".join(words[:1])
     if RULE_CODE.fullmatch(first_word):
         return f"ckptcheck rule {first_word.upper()} prints the page of that rule"
     if first_word and (Path(first_word).exists() or is_remote_address(first_word)):
         return f"ckptcheck scan {first_word} checks it; ckptcheck --help lists the commands"
+    if first_word not in VERBS and (inner := next((name for name in VERBS if name.split()[1:] == [first_word]), "")):
+        return f"ckptcheck {inner} is the command"
     path = (
         str(getattr(getattr(error, "ctx", None), "command_path", ""))
         .partition(" ")[2]
@@ -213,7 +216,7 @@ def _point_to_help(error: Exception) -> str:
         .strip()
     )
     if not path:  # an option lacks its value: that error names no command
-        names = (" ".join(sys.argv[1:3]), first_word)
+        names = (" ".join(words[:2]), first_word)
         path = next((name for name in names if name in VERBS or name in GROUPS), "")
     return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
 

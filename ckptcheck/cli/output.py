@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.linter.report import FailOn, Report, Reports
-from ckptcheck.linter.rule import Rule
+from ckptcheck.linter.report import FailOn, Report, Reports, only_informs
+from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.text.formatting import format_bytes, format_duration, join_words
 from ckptcheck.text.observer import Advance, Observer
@@ -141,10 +141,11 @@ def _say_what(reports: Sequence[Report], files: str, *, has_findings: bool) -> N
     """Log for a person whose report went to files: the findings, if these are for programs, the verdict, and the files."""
     from ckptcheck.reporters.text import describe_verdicts, write_findings
 
+    told: dict[Finding, str] = {}
     for report in reports if has_findings else ():
-        if report.findings or (report.error and len(reports) > 1):
+        if (report.findings and not (len(reports) > 1 and only_informs(report))) or (report.error and len(reports) > 1):
             log(f"{report.target}: {report.error}" if report.error else report.target)
-            write_findings(report, sys.stderr)
+            write_findings(report, sys.stderr, told)
     log(f"{describe_verdicts(reports)} · the report is {files}")
 
 

@@ -93,7 +93,7 @@ def describe_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Ite
             f"{modules[0]}{f' and {len(modules) - 1:,} more are' if len(modules) > 1 else ' is'} stored "
             f"{'' if first[0].is_stored_quantized else 'un'}quantized, but "
             f"{_explain_decision(first, entry, ckpt.quantization.method)}: {effects}"
-            + (f"; {spared} is not hurt, and slime reads the list as its author meant" if spared else ""),
+            + (f"; {spared} is not affected, and slime reads the list as its author meant" if spared else ""),
             file=place.file if place else ckpt.quantization.main_declaration.file,
             key=place.key if place else key or ckpt.quantization.main_declaration.key,
             hint=_find_renamed_entry(ckpt, first, entry) or _write_hint(first, entry, ckpt.quantization.method),

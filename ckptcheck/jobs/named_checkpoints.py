@@ -95,7 +95,9 @@ def _find_and_scan(job: Job, name: str, folder: Path) -> NamedCheckpoint:
         return NamedCheckpoint(name, reason=f"{clip(repr(name))} is no name of a file")
     if path is None:
         if REPOSITORY.fullmatch(name):
-            return NamedCheckpoint(name, reason=f"{name} is on the Hub: ckptcheck scan hf://{name}")
+            return NamedCheckpoint(
+                name, reason=f"{name} is on the Hub, and not read: ckptcheck scan hf://{name} reads it"
+            )
         return NamedCheckpoint(name, reason=f"{clip(name)} is not on this machine")
     untracked = _list_untracked_steps(path)
     try:

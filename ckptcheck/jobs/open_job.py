@@ -294,6 +294,8 @@ def _recognize_framework(document: Document, name: str) -> Framework:
             hint="say which with --framework",
         )
     sections = list(dict.fromkeys(key.partition(".")[0] for key in document.leaves))
+    if name.endswith(".toml") and "job" in document.leaves:
+        raise CkptcheckError(f"{name} is a gate file, not a job's", hint=f"ckptcheck gate {name} reads it")
     raise CkptcheckError(
         f"{name} does not have the keys of any framework that ckptcheck knows:"
         f" {join_truncated([clip(key, 40) for key in sections], 5) or 'none'}",

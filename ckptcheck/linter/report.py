@@ -208,7 +208,7 @@ class Reports:
         raise AttributeError(f"reports have no {name}")
 
     def __repr__(self) -> str:
-        return repr(self.reports[0]) if len(self.reports) == 1 else f"<Reports {', '.join(map(repr, self.reports))}>"
+        return f"<Reports {', '.join(map(repr, self.reports))}>"
 
     def __str__(self) -> str:
         return _write(TEXT, self.reports)
@@ -289,6 +289,11 @@ class FindingsError(Exception):
     def __init__(self, message: str, report: Report | Reports) -> None:
         super().__init__(message)
         self.report = report
+
+
+def only_informs(report: Report) -> bool:
+    """Whether all that was found is unusual but legal."""
+    return report.verdict == "findings" and report.count("info") == len(report.findings)
 
 
 def _raise_for_findings(

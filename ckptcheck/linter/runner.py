@@ -47,7 +47,7 @@ class RuleRun:
         if self.skipped is not None:
             self.skipped, self.crashed = None, self.skipped
         elif not self.applies and self.crashed is None:
-            self.skipped = "it does not apply to this target"
+            self.skipped = DOES_NOT_APPLY
 
     def _ask_rule(self) -> None:
         self.view = self.evidence.view_for(self.rule.on)
@@ -82,6 +82,8 @@ class RuleRun:
             self.crashed = _describe_crash(error)
 
 
+DOES_NOT_APPLY = "it does not apply to this target"
+"""Why a rule that the user asked for by name did not run."""
 NOTHING_LOOKED = "no selected rule looked at this target"
 """The error of a report whose rules all were skipped, or did not apply."""
 VALUES = "values"
@@ -178,7 +180,7 @@ def _build_report(
         sections=() if interrupted else tuple(evidence.sections),
         read=evidence.reading,
         identities=evidence.identities,
-        headline=evidence.headline if not findings else "",
+        headline=evidence.headline if all(finding.severity == "info" for finding in findings) else "",
     )
 
 

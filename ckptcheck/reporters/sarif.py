@@ -31,8 +31,8 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
 ROOT = "%SRCROOT%"
 WEB = "HUB"
-PAGES = "https://ckptcheck.github.io/ckptcheck/rules/"
-"""Where the pages of the built-in rules are published (`make docs`)."""
+PAGES = "https://github.com/ckptcheck/ckptcheck/blob/main/rules/"
+"""Where a reader finds the built-in rules: each file begins with its page. The site has no address before a release."""
 TEXTS = (".json", ".jsonl", ".yaml", ".yml", ".toml", ".sh", ".py", ".jinja", ".txt", ".md")
 """Endings of files with lines."""
 MOST = 1024
@@ -74,15 +74,18 @@ def _descriptor(rule: Rule) -> dict[str, Any]:
         "name": "".join(word[:1].upper() + word[1:] for word in re.split(r"[^0-9A-Za-z]+", rule.name)),
         "shortDescription": {"text": _cut(rule.summary or rule.name)},
         "fullDescription": {"text": _cut(_first_paragraph(page))},
-        **({"helpUri": f"{PAGES}{rule.code}/"} if _is_builtin(rule) else {}),
+        **_link_page(rule),
         "help": {"text": f"{_cut(rule.summary or rule.name)} See ckptcheck rule {rule.code}.", "markdown": page},
         "defaultConfiguration": {"level": LEVELS[rule.severity]},
     }
 
 
-def _is_builtin(rule: Rule) -> bool:
-    """Return whether a rule comes with ckptcheck, and so has a page on the site."""
-    return rule.path is not None and rule.path.is_relative_to(builtin_rule_folder())
+def _link_page(rule: Rule) -> dict[str, str]:
+    """Return the address of the page of a rule that comes with ckptcheck; nothing for a user's own."""
+    folder = builtin_rule_folder()
+    if rule.path is None or not rule.path.is_relative_to(folder):
+        return {}
+    return {"helpUri": PAGES + rule.path.relative_to(folder).as_posix()}
 
 
 def _first_paragraph(page: str) -> str:

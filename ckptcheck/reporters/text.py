@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import IO, Literal
 
-from ckptcheck.linter.report import Report, describe_reading
+from ckptcheck.linter.report import Report, describe_reading, only_informs
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
 from ckptcheck.reporters import tables
 from ckptcheck.reporters.line_printer import LinePrinter, Piece, join_pieces
@@ -17,6 +17,8 @@ from ckptcheck.reporters.printable import printable
 from ckptcheck.text.formatting import count, join_truncated
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+INFORMED: Piece = ("ℹ ", "bold cyan")
+"""The sign of a verdict where nothing is wrong and something is worth knowing: also that nothing was compared."""
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
 MOST_GROUPS, MOST_REASONS = 3, 2
@@ -50,16 +52,20 @@ def write(
         _one(lines, reports[0], verbose)
         return
     short, was_long = [], False
+    told: dict[Finding, str] = {}
     for number, report in enumerate(reports):
-        is_long = verbose or report.verdict != "clean" or bool(report.consumers)
+        grave = [finding for finding in report.findings if finding.severity != "info"]
+        is_new = any(finding not in told for finding in grave) or report.verdict == "incomplete"
+        is_long = verbose or is_new or bool(report.consumers)
         if number and (is_long or was_long):
             lines.print()
         was_long = is_long
         if is_long:
-            _one(lines, report, verbose)
+            _one(lines, report, verbose, None if verbose else told)
         else:
             short.append(report)
-            lines.print((printable(report.target), "bold"), "  ", *_verdict(report))
+            note = f", as in {printable(join_truncated({told[finding] for finding in grave}))}" if grave else ""
+            lines.print((printable(report.target), "bold"), "  ", *_verdict(report, _name_rules(report) + note))
     _outcomes(lines, short, _count_targets(reports))
     lines.print()
     lines.print(*_verdict_of_several(reports))
@@ -73,13 +79,9 @@ def _run(lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], 
     for whole in wholes:
         lines.print((printable(whole.subject), "dim"))
     grave = any(report.count("error") or report.verdict == "incomplete" for report in reports)
-    sign = (
-        ("✗ ", "bold red")
-        if grave
-        else ("! ", "yellow")
-        if any(report.findings for report in reports)
-        else ("✓ ", "bold green")
-    )
+    sign: Piece = ("✗ ", "bold red") if grave else ("✓ ", "bold green")
+    if not grave and any(report.findings for report in reports):
+        sign = ("! ", "yellow") if any(report.count("warning") for report in reports) else INFORMED
     lines.print(sign, (summarize(reports), "bold"))
     told = sorted(
         (whole for whole in wholes if whole.findings), key=lambda whole: SEVERITIES.index(whole.findings[0].severity)
@@ -119,10 +121,10 @@ def _outcomes(lines: LinePrinter, parts: Sequence[Report], number: str) -> None:
             lines.print((f"{label} for {count(len(outcomes) - MOST_REASONS, 'more reason')}", "dim"), indent=2)
 
 
-def write_findings(report: Report, stream: IO[str]) -> None:
-    """Write the findings of a report alone, and an empty line."""
+def write_findings(report: Report, stream: IO[str], told: dict[Finding, str] | None = None) -> None:
+    """Write the findings of a report alone, and an empty line. told: see `_one`."""
     lines = LinePrinter(stream)
-    _findings(lines, report)
+    _findings(lines, report, told)
     lines.print()
 
 
@@ -148,7 +150,7 @@ def _verdicts(lines: LinePrinter, reports: Sequence[Report]) -> None:
     """Print a line for each report, and for several the last one."""
     for report in reports:
         name = ((printable(report.target), "bold"), "  ") if len(reports) > 1 else ()
-        lines.print(*name, *_verdict(report))
+        lines.print(*name, *_verdict(report, _name_rules(report) if len(reports) > 1 else ""))
     if len(reports) > 1:
         lines.print(*_verdict_of_several(reports))
 
@@ -158,10 +160,16 @@ def _verdict_of_several(reports: Sequence[Report]) -> list[Piece]:
     kinds: tuple[tuple[Piece, str, list[Report]], ...] = (
         (("✗ ", "bold red"), "could not be checked", [each for each in reports if each.verdict == "incomplete"]),
         (("✗ ", "bold red"), "has errors", [each for each in reports if each.count("error")]),
-        (("! ", "yellow"), "has findings", [each for each in reports if each.findings and not each.count("error")]),
+        (
+            ("! ", "yellow"),
+            "has warnings",
+            [each for each in reports if each.count("warning") and not each.count("error")],
+        ),
     )
     told = [(sign, what, kind) for sign, what, kind in kinds if kind]
     if not told:
+        if any(each.findings for each in reports):
+            return [INFORMED, (f"{_count_targets(reports)}: no errors or warnings", "bold")]
         return [("✓ ", "bold green"), (f"all {_count_targets(reports)} are clean", "bold")]
     parts = []
     for _, what, kind in told:
@@ -182,12 +190,13 @@ def describe_verdicts(reports: Sequence[Report]) -> str:
     return describe_verdict(reports[0]) if len(reports) == 1 else join_pieces(_verdict_of_several(reports))
 
 
-def _one(lines: LinePrinter, report: Report, verbose: bool) -> None:
+def _one(lines: LinePrinter, report: Report, verbose: bool, told: dict[Finding, str] | None = None) -> None:
+    """Print a report. told: finding → the target before this one that has it too; those of this one are added."""
     lines.print((printable(report.target), "bold"))
     if report.subject:
         lines.print((printable(report.subject), "dim"))
     _reading(lines, report)
-    _findings(lines, report)
+    _findings(lines, report, told)
     _not_run(lines, report, verbose)
     _consumers(lines, report)
     for section in report.sections:
@@ -202,14 +211,25 @@ def _one(lines: LinePrinter, report: Report, verbose: bool) -> None:
         lines.print(("  " + "; ".join(steps), "dim"))
 
 
-def _findings(lines: LinePrinter, report: Report) -> None:
+def _findings(lines: LinePrinter, report: Report, told: dict[Finding, str] | None = None) -> None:
     shown: dict[str, int] = {}
+    told = {} if told is None else told
+    was_short = False
     for finding in report.findings:
+        before = told.setdefault(finding, report.target)
         shown[finding.code] = shown.get(finding.code, 0) + 1
-        if shown[finding.code] <= MOST_PER_RULE:
-            # A file that people write is named as they name it from the working folder.
-            is_written = finding.line is not None and finding.file is not None
-            _finding(lines, replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
+        if shown[finding.code] > MOST_PER_RULE:
+            continue
+        if before != report.target:
+            if not was_short:
+                lines.print()
+            was_short = True
+            _finding(lines, finding, f"as in {printable(before)}", is_short=True)
+            continue
+        was_short = False
+        # A file that people write is named as they name it from the working folder.
+        is_written = finding.line is not None and finding.file is not None
+        _finding(lines, replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
     for code, number in shown.items():
         if number > MOST_PER_RULE:
             more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"
@@ -288,7 +308,14 @@ def describe_verdict(report: Report) -> str:
     return join_pieces(_verdict(report))
 
 
-def _verdict(report: Report) -> list[Piece]:
+def _name_rules(report: Report) -> str:
+    """Name the rules that found something."""
+    return join_truncated({finding.code for finding in report.findings})
+
+
+def _verdict(report: Report, note: str = "") -> list[Piece]:
+    """Return the last line. note: on the findings, where they are not shown."""
+    note = f" ({note})" if note and report.findings else ""
     numbers = [
         count(number, severity, "info" if severity == "info" else None)
         for severity in SEVERITIES
@@ -304,11 +331,13 @@ def _verdict(report: Report) -> list[Piece]:
         why = report.error or f"{join_truncated([code for code, _ in report.crashed])} could not be checked"
         found = f", {', '.join(numbers)}" if numbers else ""
         return [("✗ incomplete: ", "bold red"), printable(why), found + (f" · {rest}" if rest else "")]
+    headline = f" · {printable(report.headline)}" if report.headline else ""
     if report.verdict == "clean":
-        headline = f" · {printable(report.headline)}" if report.headline else ""
         return [("✓ clean", "bold green"), f"{headline} · {rest}"]
+    if only_informs(report):
+        return [INFORMED, ("no errors or warnings", "bold"), f"{headline} · {numbers[0]}{note} · {rest}"]
     sign = ("✗ ", "bold red") if report.count("error") else ("! ", "yellow")
-    return [sign, (", ".join(numbers), "bold"), f" · {rest}"]
+    return [sign, (", ".join(numbers), "bold"), f"{note} · {rest}"]
 
 
 def group_findings(parts: Sequence[Report], labels: Sequence[str]) -> list[tuple[Finding, list[int]]]:

@@ -8,8 +8,8 @@ from typing import IO
 
 SIGNS = {
     "→": "->", "↔": "<->", "…": "...", "·": "-", "–": "-", "—": "-", "•": "*", "×": "x", "±": "+/-", "≤": "<=", "≥": ">=",
-    "✓": "OK", "✗": "X", "Δ": "delta ", "Σ": "sum ", "‖": "||", "²": "^2", "⁴": "^4", "“": '"', "”": '"', "‘": "'", "’": "'",
-    **dict.fromkeys("─━═╌╸╺", "-"), **dict.fromkeys("│┃║▌", "|"), **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇", "+"),
+    "✓": "OK", "✗": "X", "ℹ": "i", "Δ": "delta ", "Σ": "sum ", "‖": "||", "²": "^2", "⁴": "^4", "“": '"', "”": '"',
+    "‘": "'", "’": "'", **dict.fromkeys("─━═╌╸╺", "-"), **dict.fromkeys("│┃║▌", "|"), **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇", "+"),
 }  # fmt: skip
 """Sign in ckptcheck's own messages and tables → its likeness in ASCII. A sign from a checkpoint becomes an escape instead, so
 that two names never become one."""

@@ -44,6 +44,8 @@ def rules(
     for rule in rules:
         table.add_row(rule.code, rule.name, f"[{STYLE[rule.severity]}]{rule.severity}[/]", rule.summary.rstrip("."))
     Console(highlight=False, width=width_for(sys.stdout)).print(table)
+    if sys.stdout.isatty():
+        sys.stdout.write("ckptcheck rule CODE prints the page of one\n")
 
 
 def markdown_table(rules: "Sequence[Rule]") -> str:

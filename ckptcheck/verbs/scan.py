@@ -170,6 +170,7 @@ def scan(
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.linter import baseline as baselines
     from ckptcheck.linter.report import Reports
+    from ckptcheck.linter.runner import DOES_NOT_APPLY
     from ckptcheck.runners.parts import PartWriter
     from ckptcheck.text.file_io import require_distinct_outputs
     from ckptcheck.text.model_files import refuse_model_file
@@ -208,6 +209,11 @@ def scan(
             loaders = create_dry_loaders(several(dry_load), stack, len(names))
             request = replace(request, options=replace(request.options, dry_loaders=loaders))
         reports = scan_targets(names, request)
+    if base is not None and all(
+        (code, DOES_NOT_APPLY) in report.skipped for report in reports for code in ASKED["base"]
+    ):
+        why = "--base names the base model of an adapter, and there is no adapter; ckptcheck diff compares two models"
+        reports = [replace(report, error=report.error or why, next_step="") for report in reports]
     if write_baseline:
         known = baselines.write_baseline(Path(write_baseline), reports)
         observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")

@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.linter.report import Report, add_cluster_notes
+from ckptcheck.linter.report import Report, add_cluster_notes, only_informs
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.runners.parts import Parts, PartWriter
@@ -167,8 +167,8 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
 
 
 def _propose(report: Report, ckpt: Checkpoint, request: ScanRequest) -> str:
-    """Return what a user may ask next about a checkpoint without findings; "" where there is nothing to add."""
-    if report.verdict != "clean" or ckpt.is_single_shard:
+    """Return what a user may ask next about a checkpoint without an error or a warning; "" where there is nothing to add."""
+    if not (report.verdict == "clean" or only_informs(report)) or ckpt.is_single_shard:
         return ""
     if ckpt.source.local is None and not request.remote_values and not request.headers_only:
         return "--values reads its values too"

@@ -1,4 +1,4 @@
-"""The rotary base or the epsilon of the norms is one that no released model has.
+"""A rotary base or norm epsilon is implausible, or some versions of transformers take another base.
 
 ## What it checks
 In a config whose `model_type` transformers knows:
@@ -66,9 +66,10 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
         if is_text:
             yield from _find_odd_epsilons(part, ckpt.config.file)
-        if is_text and (unread := _find_unread_by_older(part)) is not None:
-            hint = "for readers of both generations write rope_theta, and rope_scaling for another type, beside it"
-            yield Problem(unread, file=ckpt.config.file, key=f"{part.path}rope_parameters", severity="info", hint=hint)
+        if is_text and (taken := _find_unread_by_older(part)) is not None:
+            message, missing = taken
+            hint = f"if transformers 4 is to load it too, write {missing} as well"
+            yield Problem(message, file=ckpt.config.file, key=f"{part.path}rope_parameters", severity="info", hint=hint)
         elif is_text and (unread := _find_unread_by_newer(part)) is not None:
             hint = "write the base into rope_parameters, which transformers 5 reads"
             yield Problem(unread, file=ckpt.config.file, key=f"{part.path}rope_theta", severity="info", hint=hint)
@@ -121,8 +122,11 @@ def _find_unread_by_newer(part: ResolvedPart) -> str | None:
     return f"only rope_theta gives the base {base:,}: {part.config_class.name} of transformers 5.24 takes its default, {taken}"
 
 
-def _find_unread_by_older(part: ResolvedPart) -> str | None:
-    """Return what transformers 4.57 takes where only `rope_parameters` says otherwise; None where it takes the same."""
+def _find_unread_by_older(part: ResolvedPart) -> tuple[str, str] | None:
+    """Return what transformers 4.57 takes where only `rope_parameters` says otherwise, and the keys that it would read.
+
+    None where it takes the same.
+    """
     rope, default = part.settings.get("rope_parameters"), part.config_class.rope.get("default") or {}
     if any(part.settings.get(key) for key in ("rope_theta", "rope_scaling")) or not isinstance(rope, dict):
         return None
@@ -136,6 +140,7 @@ def _find_unread_by_older(part: ResolvedPart) -> str | None:
     is_scaled = kind != "default" and default.get("rope_type") == "default"
     if (base == usual and not is_scaled) or not LEAST_BASE <= base <= LARGEST_BASE:
         return None
-    stated = f"the base {base:,}" + (f" and the type {clip(kind, 20)}" if is_scaled else "")
-    taken = f"a base of {usual:,}" + (" without scaling" if is_scaled else "")
-    return f"only rope_parameters gives {stated}: transformers 4.57, and vLLM on it, take {taken}"
+    stated = f"{base:,.12g}" + (f" with {clip(kind, 20)} scaling" if is_scaled else "")
+    taken = f"{usual:,.12g}" + (" without scaling" if is_scaled else "")
+    message = f"transformers 4.57, and vLLM on it, do not read rope_parameters: they take the RoPE base {taken} instead of {stated}"
+    return message, "rope_theta and rope_scaling" if is_scaled else "rope_theta"

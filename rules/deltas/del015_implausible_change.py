@@ -59,6 +59,6 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
                 f" {group_names(idle)}",
                 key=idle[0],
                 names=tuple(idle),
-                hint="look which version the base has, and whether the sender's copy moves on",
+                hint="check which version the base has, and whether the sender's copy moves on",
             )
     require_outcomes(chains)

@@ -59,7 +59,7 @@ def check(history: History) -> Iterator[Problem]:
             f" {'is' if len(names) == 1 else 'are'} sent unchanged, although all others of their kind change:"
             f" {join_truncated(names)}{history.describe_lasting(indices)}",
             key=names[0],
-            hint="look whether a rank or a stage still exports the parameters that the optimizer updates",
+            hint="check whether a rank or a stage still exports the parameters that the optimizer updates",
         )
 
 

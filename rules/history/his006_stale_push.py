@@ -13,7 +13,7 @@
 
 ## How to fix
 - Look for another process that writes to the engine, and for buffers that are filled while they are sent.
-- After a resume: look whether the model was loaded with the optimizer and the step, and from which checkpoint.
+- After a resume: check whether the model was loaded with the optimizer and the step, and from which checkpoint.
 
 ## When it can be wrong
 - A job may return to an older checkpoint on purpose and go on counting steps.
@@ -107,7 +107,7 @@ def _find_restarts(history: History) -> Iterator[Problem]:
             f"{list_unless_single(names)}" + (f"; those of {history.label(origin)}" if origin is not None else ""),
             key=names[0],
             severity="warning" if origin is None else "error",
-            hint="look whether the model was loaded with the optimizer and the step, and from which checkpoint",
+            hint="check whether the model was loaded with the optimizer and the step, and from which checkpoint",
         )
 
 

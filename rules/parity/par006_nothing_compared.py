@@ -63,6 +63,6 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         yield Problem(
             f"the training run wrote no logprobs of its trainer: {clip(unscored['trainer'], 200)}; those in this file were"
             " computed later",
-            hint="compare nothing with the run's own curves",
+            hint="do not compare them with the run's own curves: these came from other logprobs",
             severity="info",
         )

@@ -90,7 +90,7 @@ def _find_other_job(evidence: RolloutEvidence) -> Iterator[Problem]:
             yield evidence.problem(
                 f"the file records a {name} of {recorded:g}, and the job says {evidence.job.describe(f'rollout.{name}')}",
                 f"rollout.{name}",
-                hint="take the job that drew these rollouts; if it is this one, look what else sets the sampling of its engine",
+                hint="name the job that drew these rollouts; if it is this one, find what else sets the sampling of its engine",
                 severity="warning",
             )
 

@@ -74,9 +74,7 @@ def _find_unlike_rows(evidence: RolloutEvidence) -> Iterator[Problem]:
     )
     if rows.is_everywhere:
         text += ": as many as without a replay, as if there were none"
-        hint = (
-            "look whether the trainer gets the engine's experts, and uses them in the pass that computed these logprobs"
-        )
+        hint = "check whether the trainer gets the engine's experts, and uses them in the pass that computed these logprobs"
     else:
         text += f"; the first is token {token} of sequence {sequence}, in layer {layer}"
         hint = "follow the experts of that token from the engine's answer to the trainer's router"

@@ -83,6 +83,6 @@ def _judge_outcome(runs: RunComparison) -> Iterator[Problem]:
     yield Problem(
         text,
         key=outcome.curve.name,
-        hint="compare data, rewards, objective and seeds; judge a second run of the reference to see what chance does",
+        hint="compare data, rewards, objective and seeds; judge a second run of the reference to see what chance alone does",
         severity="warning",
     )

@@ -107,7 +107,7 @@ def _find_repeated(record: RoutingRecord) -> Iterator[Problem]:
     yield Problem(
         text,
         key=f"{record.column}, sequence {longest.sequence}",
-        hint="look what happened at that token: a chunk, a preemption, a cached prefix, a request that was continued",
+        hint="find out what happened at that token: a chunk, a preemption, a cached prefix, a request that was continued",
     )
 
 

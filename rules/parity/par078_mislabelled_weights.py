@@ -98,7 +98,7 @@ def _find_late_label(gaps: VersionGaps, own: str | None) -> Iterator[Problem]:
             yield Problem(
                 text,
                 key=f"version {version}",
-                hint="take the version from the engine step that drew a token, not from what it is when the request is noted",
+                hint="record the version at the engine step that draws a token, not when the request is recorded",
                 severity="warning",
             )
 

@@ -78,7 +78,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         yield from _judge_loss(evidence)
         return
     if job is not None and (name := job.text("algorithm.correction")) is not None:
-        raise Skip(f"it is not known what the weights of the job's loss are taken over (its correction: {name})")
+        raise Skip(f"how the job's correction ({name}) weighs tokens is not known")
     logs = compute_log_ratios(metrics)["sequence"]
     middle = float(sorted(logs.tolist())[len(logs) // 2])
     error = sqrt(max(metrics.chi2 + 1 - metrics.ratio**2, 0.0) / metrics.tokens)

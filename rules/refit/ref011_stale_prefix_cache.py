@@ -115,8 +115,8 @@ def _find_stale_image(trace: RefitTrace) -> Iterator[Problem]:
         if kept > allowed >= after_reset:
             yield Problem(
                 f"after sync {probe.after_sync}, logprobs after an image that the engine had seen before differ by {kept:.3g} nats"
-                " from a cold load of the same weights, and not once it dropped what it keeps of images: that was made by the"
-                " weights of before",
+                " from a cold load of the same weights; after a reset of its encoder cache they agree, so the cache holds what the"
+                " old weights made of the image",
                 hint="reset the encoder cache with every update",
                 severity="error",
             )

@@ -61,7 +61,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             )
             yield Problem(
                 f"step {sync.step} changed none of the {count(len(names), 'weight')} that the trainer exports{gradient}:"
-                " the syncs after it send the values of before, so they prove nothing"
+                " the syncs after it send the old values, so they prove nothing"
                 + ("; its ranks do hold new values, so the exporter reads a copy (REF037)" if is_export_stale else ""),
                 hint="export the model's own parameters"
                 if is_export_stale

@@ -142,8 +142,8 @@ def _find_broken(trace: RefitTrace) -> Iterator[Problem]:
         if each.after_sync and possible >= FEWEST_GAINED and gained < KEPT_SHARE * possible:
             yield Problem(
                 f"after sync {each.after_sync} the engine decodes {each.engine:.2f} tokens a step with its draft model, and a cold"
-                f" load of the same weights {each.cold:.2f}: the sync left the draft model with something else than it needs",
-                hint="update the draft model in a session of its own, and what it shares with the policy in the policy's",
+                f" load of the same weights {each.cold:.2f}: the sync left wrong weights in the draft model",
+                hint="update the draft model in its own session, and what it shares with the policy in the policy's session",
                 severity="error",
             )
             return

@@ -72,7 +72,7 @@ def _describe(first: Save, others: list[Save]) -> Problem:
         message,
         file=others[0].name,
         hint=f"do not resume from {others[-1].name}: what was trained after {first.name} is not in it; if the"
-        " trainer's log shows steps without an update (a rate of zero, gradients that overflow), mend these; else save again"
+        " trainer's log shows steps without an update (a rate of zero, gradients that overflow), fix those; else save again"
         " without asynchronous saving",
     )
 

@@ -87,7 +87,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                     file=now.after.name,
                     key=weights[0],
                     severity="error" if has_moved else None,
-                    hint="look what they have in common: a rank, a stage, a file; compare the save with the live trainer",
+                    hint="look for what they have in common: a rank, a stage, a file; compare the save with the live trainer",
                 )
             if states:
                 yield Problem(
@@ -96,7 +96,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                     f" {group_names(states)}",
                     file=now.after.name,
                     key=states[0],
-                    hint="look what they have in common: a rank, a stage, a file",
+                    hint="look for what they have in common: a rank, a stage, a file",
                 )
 
 

@@ -63,5 +63,5 @@ def _warn(unlike: list[Save]) -> Problem:
         f" {unlike[-1].identity[:12]}",
         file=unlike[-1].name,
         severity="warning",
-        hint="look whether the trainer saves the dtype that it sends; name a checkpoint with --like for a Megatron run",
+        hint="check whether the trainer saves the dtype that it sends; name a checkpoint with --like for a Megatron run",
     )

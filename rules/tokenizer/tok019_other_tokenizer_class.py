@@ -1,4 +1,4 @@
-"""The tokenizer's class builds another model, or other steps before it, than tokenizer.json has.
+"""The tokenizer's class builds something else than tokenizer.json has, or transformers 4 refuses it.
 
 ## What it checks
 The class that `AutoTokenizer` of transformers 5 takes (`tokenizer_class` in tokenizer_config.json, or else in config.json, or the
@@ -120,16 +120,18 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 def _find_unread_by_older(config: Config) -> Iterator[Problem]:
     """Yield what transformers 4.57.6 stops at: with a ValueError for the class, with an AttributeError for the list."""
     named, more = config.value.get("tokenizer_class"), config.value.get("extra_special_tokens")
-    words = [f"its tokenizer_class is {named}"] if named in OF_TRANSFORMERS_5 else []
-    words += ["its extra_special_tokens are a list"] if isinstance(more, list) else []
-    if words:
+    reasons = [f"they have no class {named}"] if named in OF_TRANSFORMERS_5 else []
+    changes = ["name PreTrainedTokenizerFast instead"] if reasons else []
+    if isinstance(more, list):
+        reasons.append("they read no list in extra_special_tokens")
+        changes.append("move the list to additional_special_tokens")
+    if reasons:
         yield Problem(
-            f"{join_words(words)}: transformers 4.57, and vLLM or SGLang on it, refuse the tokenizer",
+            f"transformers 4.57, and vLLM or SGLang on it, refuse this tokenizer: {join_words(reasons)}",
             file=config.file,
             key="tokenizer_class" if named in OF_TRANSFORMERS_5 else "extra_special_tokens",
             severity="info",
-            hint="for readers on transformers 4 write PreTrainedTokenizerFast and additional_special_tokens, which transformers 5 "
-            "reads too",
+            hint=f"if transformers 4 is to load it too, {join_words(changes)}; transformers 5 reads that as well",
         )
 
 

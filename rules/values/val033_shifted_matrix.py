@@ -14,7 +14,7 @@ Numbers of one sign are magnitudes: the second moments of Adam saved in place of
 
 ## How to fix
 Convert again from the unquantized weights. If the weights were unpacked from GPTQ or AWQ, look how the zero points are stored:
-GPTQ's first format stores them less one. Where all have one sign, look whether an optimizer's state was saved under the
+GPTQ's first format stores them less one. Where all have one sign, check whether an optimizer's state was saved under the
 weights' names. `ckptcheck diff` against the source shows what differs.
 
 ## When it can be wrong
@@ -53,7 +53,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{join_truncated([matrix.name for matrix in others])}"
         )
         cause = "as if a number had been added to all of them"
-        hint = "convert again; if they were unpacked, look whether the zero points are one step off"
+        hint = "convert again; if they were unpacked, check whether the zero points are one step off"
         if first.sign:
             cause = "and all of one sign, as magnitudes or the second moments of an optimizer are"
             hint = "export the weights again"

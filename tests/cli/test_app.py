@@ -63,6 +63,8 @@ def test_version(here: Path) -> None:
         (["refit", "sound", "--transport"], "\n           see ckptcheck refit --help\n"),
         (["refit", "history", "-o"], "\n           see ckptcheck refit history --help\n"),
         (["--versio"], "\n           see ckptcheck --help, ckptcheck scan --help\n"),
+        (["judge", "x"], "\n           ckptcheck parity judge is the command\n"),
+        (["help", "judge"], "\n           ckptcheck parity judge is the command\n"),
         *(
             ([*verb, "/" + "a" * 999], "File name too long\n")
             for verb in (["scan"], ["identity"], ["series"], ["preflight"], ["parity", "judge"])

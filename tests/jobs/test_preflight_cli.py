@@ -290,6 +290,7 @@ def test_what_was_understood_can_be_listed(folder: Path) -> None:
         ("job.toml", "a = ", (), "job.toml:1 is not TOML: Invalid value"),
         ("job.sh", "run 'x", (), "job.sh:1 a ' is never closed"),
         ("job.yaml", "a: 1", (), "job.yaml does not have the keys of any framework that ckptcheck knows: a"),
+        ("gate.toml", 'job = "a.yaml"', (), "gate.toml is a gate file, not a job's"),
         ("job.yaml", "a: 1", ("--framework", "x"), "--framework is one of"),
         ("job.yaml", "a: 1", ("no.yaml",), "no.yaml does not exist"),
         ("job.yaml", "a: 1", (".",), ". is a folder"),

@@ -183,6 +183,40 @@ def test_no_line_of_a_text_report_is_a_command_to_a_runner(parts: list[str]) -> 
         assert "##vso[" not in line
 
 
+def test_what_is_legal_alarms_nobody() -> None:
+    """Infos are no warnings; beside other targets they take one line, with their codes."""
+    note = Finding("CFG028", "implausible-number", "info", "an older reader takes another base")
+    warned = Report(
+        "b", findings=(Finding("IDX007", "mismatched-totals", "warning", "off by one"),), passed=("CFG001",)
+    )
+    informed = Report("a", findings=(note,), passed=("CFG001",), headline="2 tensors are equal")
+    assert text.render([informed], RULES).splitlines()[-2:] == [
+        "ℹ no errors or warnings · 2 tensors are equal · 1 info · 1 rule passed",
+        "  ckptcheck rule CFG028 explains the first one",
+    ]
+    short = "a  ℹ no errors or warnings · 2 tensors are equal · 1 info (CFG028) · 1 rule passed"
+    lines = text.render([informed, warned], RULES).splitlines()
+    assert (lines[0], lines[-1]) == (short, "! 1 of 2 targets has warnings: b")
+    for form in ("html", "markdown"):
+        assert "no errors or warnings" in render(form, [informed], RULES)
+    assert 'color:#00748f"><b>no errors or warnings' in informed._repr_html_()
+    assert text.render([informed, CLEAN], RULES).splitlines()[-1] == "ℹ 2 checkpoints: no errors or warnings"
+
+
+def test_what_many_targets_share_is_told_once() -> None:
+    """The steps of a run have the same fault: it is told at the first one, and named at the others."""
+    fault = Finding("IDX001", "missing-shard", "error", "a shard is missing", hint="fetch it")
+    own = Finding("IDX007", "mismatched-totals", "warning", "off by one")
+    reports = [Report(f"step-{step}", findings=(fault, own) if step == 2 else (fault,)) for step in (1, 2, 3)]
+    told = text.render(reports, RULES)
+    assert told.count("a shard is missing") == told.count("→ fetch it") == 1
+    assert "\nstep-3  ✗ 1 error (IDX001, as in step-1) · 0 rules passed\n" in told
+    assert "\n\n  error   IDX001 missing-shard  as in step-1\n\n  warning IDX007" in told
+    stream = io.StringIO()
+    text.write(reports, RULES, stream, verbose=True)
+    assert stream.getvalue().count("a shard is missing") == 3
+
+
 def test_names_in_reasons_are_shown_as_they_are() -> None:
     """rich once made an emoji of `:warning:`, and a line of blanks before what is left out."""
     stream = io.StringIO()

@@ -69,7 +69,7 @@ def test_rules_do_not_crash(seed: int) -> None:
     layout = ExpertLayout(4, 2, 3, (1, 2), 1) if seed % 5 else None
     levels = ("token", "sequence", "geometric", "none")
     said = {"algorithm.weight": levels[seed % 4], "algorithm.mask": levels[seed // 4 % 4], "algorithm.mask_high": 1.5}
-    job = Job("job.yaml", "TRL", {name: Setting(value, "default") for name, value in said.items()})
+    job = Job("job.yaml", "TRL", settings={name: Setting(value, "default") for name, value in said.items()})
     evidence = RolloutEvidence(
         "step0.safetensors",
         complete_from_job(rollouts, job),

@@ -33,7 +33,7 @@ def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator
     if lost_head:
         problem = Problem(
             f"nothing is stored for {join_truncated(lost_head)}: the base model was saved without the head of "
-            f"{config.architecture}, and only what loads the base model misses nothing",
+            f"{config.architecture}, and only programs that load the base model alone miss nothing",
             file=config.file,
             key="architectures",
             severity="info",

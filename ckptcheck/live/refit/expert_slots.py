@@ -27,7 +27,7 @@ class WrongSlot:
     expert: int
     """The expert that the engine's map names."""
     held: str = ""
-    """What it holds instead, where that is known: "expert 3", "expert 2 of before the step"."""
+    """What it holds instead, where that is known: "expert 3", "expert 2 as it was before the step"."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def find_wrong_slots(found: Slots, reference: Slots, earlier: Slots) -> tuple[Wr
                 continue
             held = [f"expert {other}" for other, value in own.items() if value == digest]
             old = before.get((key[1], slots.part), {})
-            held += [f"expert {other} of before the step" for other, value in old.items() if value == digest]
+            held += [f"expert {other} as it was before the step" for other, value in old.items() if value == digest]
             wrong.append(WrongSlot(key, slot, expert, held[0] if held else ""))
     return tuple(wrong)
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, State
-from ckptcheck.linter.report import Cell, Report, describe_reading
+from ckptcheck.linter.report import Cell, Report, describe_reading, only_informs
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
 from ckptcheck.linter.stored_pictures import MOST_CELLS
 from ckptcheck.reporters.html.encode import NameTable, encode_picture
@@ -120,6 +120,7 @@ def _describe_report(report: Report, number: int, rules: Mapping[str, Rule]) -> 
         "report": report,
         "anchor": f"r{number}",
         "verdict": report.verdict,
+        "said": "no errors or warnings" if only_informs(report) else report.verdict,
         "sentence": _say_verdict(report),
         "reading": describe_reading(report),
         "counts": {severity: report.count(severity) for severity in SEVERITIES},
@@ -168,7 +169,7 @@ def _say_verdict(report: Report) -> str:
         for severity in SEVERITIES
         if (number := report.count(severity))
     ]
-    return ", ".join(graves)
+    return " · ".join(filter(None, (report.headline, ", ".join(graves))))
 
 
 def _encode_data(reports: Sequence[Report]) -> str:

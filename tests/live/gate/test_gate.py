@@ -107,7 +107,7 @@ def test_a_model_that_is_not_here_is_not_checked(here: Path) -> None:
     (here / "train.yaml").write_text(JOB.replace("tiny", "org/elsewhere"), encoding="utf-8")
     outcome = gate(here, "gate.toml")
     assert outcome.code == 2
-    reason = "org/elsewhere is on the Hub; name a copy on this machine with --model, or with model in the gate file"
+    reason = "org/elsewhere is on the Hub, and not read; name a copy on this machine with --model, or with model in the gate file"
     assert outcome.stages["scan"] == f"not checked: {reason}"
     assert outcome.stages["refit"] == outcome.stages["parity"] == "not checked, as scan"
     assert outcome.report["error"] == f"scan, refit and parity are not checked: {reason}"
