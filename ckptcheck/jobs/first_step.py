@@ -1,20 +1,17 @@
-"""How a framework's job runs for its first step alone, and how its log says what that step computed."""
+"""How a framework's job prints what its steps computed, and how it runs for its first step alone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
-class FirstStep:
-    """What a framework's folder says of the first step of a job: ``ckptcheck/frameworks/NAME/first_step.py``."""
+@dataclass(frozen=True, kw_only=True)
+class PrintedSteps:
+    """How a job prints its steps: ``ckptcheck/frameworks/NAME/printed_steps.py``."""
 
-    steps: int
-    """Optimizer steps that run: so many that what the first one learned is sent to the engine."""
-    settings: Mapping[str, str]
-    """Key of the framework → its value for this run. ``{folder}`` stands for a folder that takes what the job writes."""
     row: re.Pattern[str]
     """Matches the line of the log in which a step's numbers stand, or after which they stand."""
     number: re.Pattern[str]
@@ -22,7 +19,25 @@ class FirstStep:
     loss: str
     """The number that has to be finite."""
     gradient: str = ""
-    """The number that is 0 where a step moves no weight; "" where the log does not have it."""
+    """The norm of the gradient, 0 where a step moves no weight; "" where the log does not have it."""
+    step: str = ""
+    """The number of the step; "" where the log does not have it, and rows are counted."""
+    before: re.Pattern[str] | None = None
+    """Matches a line before `row` with more numbers of the step; None where there is none."""
+    zeros: tuple[str, ...] = ()
+    """Numbers that are 0 at step 0, where a model is compared with itself."""
+    logprobs: tuple[str, ...] = ()
+    """The means of the trainer's logprobs and of the reference's, which are equal at step 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep(PrintedSteps):
+    """What a framework's folder says of the first step of a job: ``ckptcheck/frameworks/NAME/first_step.py``."""
+
+    steps: int
+    """Optimizer steps that run: so many that what the first one learned is sent to the engine."""
+    settings: Mapping[str, str]
+    """Key of the framework → its value for this run. ``{folder}`` stands for a folder that takes what the job writes."""
     program: tuple[str, ...] = ()
     """The command that runs a configuration file, which comes after it; () where the framework has none of its own."""
 
@@ -46,20 +61,25 @@ LONGEST_LINE = 100_000
 class StepLog:
     """Reads the numbers of each step out of a job's log, line by line."""
 
-    def __init__(self, first_step: FirstStep) -> None:
+    def __init__(self, printed: PrintedSteps) -> None:
         self.rows: list[Row] = []
         """The numbers of each step so far."""
-        self._first_step = first_step
+        self._printed = printed
         self._row: dict[str, float] | None = None
+        self._ahead: dict[str, float] = {}
 
     def read(self, line: str) -> None:
         """Take the next line of the log."""
         line = line[:LONGEST_LINE].rstrip()
-        begins = self._first_step.row.search(line) is not None
+        if self._printed.before is not None and self._printed.before.search(line):
+            self._ahead.update(_list_numbers(self._printed.number, line))
+            return
+        begins = self._printed.row.search(line) is not None
         if not begins and self._row is None:
             return
-        found = {match[1]: float(match[2]) for match in self._first_step.number.finditer(line)}
+        found = dict(_list_numbers(self._printed.number, line))
         if begins:
+            found, self._ahead = {**self._ahead, **found}, {}
             # a framework that writes one line a step, or one that writes a line for each number below
             self._row = None if found else {}
             self.rows += [found] if found else []
@@ -67,3 +87,9 @@ class StepLog:
             if not self._row:
                 self.rows.append(self._row)
             self._row |= {**found, **self._row}
+
+
+def _list_numbers(pattern: re.Pattern[str], line: str) -> Iterator[tuple[str, float]]:
+    for match in pattern.finditer(line):
+        with suppress(ValueError):  # a version, a date
+            yield match[1], float(match[2])

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from typing import Any
 
 from ckptcheck.runs.history.record import GapRecord
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """What else a job logged of one of its steps, for rules."""
+
+    step: int
+    gradient: float | None = None
+    """The norm of the gradient, before it is clipped; None if the log does not have it."""
+    zeros: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that are 0 at step 0, where a model is compared with itself, by the job's names."""
+    logprob: float | None = None
+    """The trainer's mean logprob of the tokens that the engine drew."""
 
 
 @dataclass(frozen=True)

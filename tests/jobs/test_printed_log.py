@@ -1,0 +1,80 @@
+"""``refit history`` reads what a job printed: its loss, its gradient, its KL, and how far engine and trainer are apart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import ckptcheck
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report
+from tests.doubles.one_step_job import FORMS
+
+WORKER = "\x1b[36m(MegatronTrainRayActor pid=7, ip=10.0.0.1)\x1b[0m [2026-08-01 10:00:00] "
+SLIME = (
+    WORKER + "data.py:313 - rollout {step}: {{'rollout/log_probs': {logprob}, 'rollout/ref_log_probs': {reference}}}\n"
+    "Train: 100%|##########| 4/4 [00:09<00:00]\n"
+    "critic-step {step}: {{'train/critic-value_loss': 3e9, 'train/critic-grad_norm': 3e9, 'train/step': {step}}}\n"
+    + WORKER
+    + "model.py:700 - step {step}: {{'train/loss': {loss}, 'train/ppo_kl': 0.0, 'train/kl_loss': {kl},"
+    " 'train/train_rollout_logprob_abs_diff': {mean}, 'train/grad_norm': {norm}, 'train/lr-pg_0': 1e-06,"
+    " 'train/step': {step}}}"
+)
+SOUND = {"loss": 0.1, "norm": 0.7, "k3": 5e-7, "mean": 1e-3, "logprob": -0.41, "reference": -0.41, "kl": -7.4e-12}
+FAULTS: dict[str, tuple[dict[str, float], str, str]] = {
+    "nan": ({"loss": math.nan}, "HIS022", "step 0: the trainer's loss or gradient is no finite number"),
+    "gap": ({"mean": 0.3, "k3": 0.045}, "HIS024", "step 0: "),
+    "gradient": (
+        {"norm": 3e9},
+        "HIS032",
+        "step 0: the norm of the gradient is 3e+09; it is above 1,000 at 3 of 3 steps",
+    ),
+    "untrained": ({"norm": 0.0}, "HIS032", "the gradient is 0 at each of 6 steps"),
+    "reference": ({"reference": -0.61}, "HIS032", "step 0: rollout/log_probs - rollout/ref_log_probs is 0.2"),
+    "kernels": ({"kl": 2e-5}, "HIS032", "step 0: train/kl_loss is 2e-05"),
+    "checkpoint": ({"logprob": -9.5, "reference": -9.5}, "HIS032", "step 0: the trainer's mean logprob is -9.5"),
+}
+"""What is wrong → the numbers with it, the rule that says so, and how its message begins."""
+PRINTED = {**FORMS, "slime": SLIME}
+CASES = [
+    (framework, fault)
+    for framework, form in PRINTED.items()
+    for fault, (numbers, _, _) in FAULTS.items()
+    if any(f"{{{name}}}" in form for name in numbers)
+]
+
+
+def read_log(folder: Path, framework: str, steps: int = 3, **numbers: float) -> Report:
+    lines = [PRINTED[framework].format(step=step, **{**SOUND, **numbers}) for step in range(steps)]
+    (folder / "train.log").write_text(
+        "Traceback of nothing: {}\n" + "\n".join(lines) + "\nfinished\n", encoding="utf-8"
+    )
+    return ckptcheck.history(folder / "train.log")
+
+
+@pytest.mark.parametrize("framework", PRINTED)
+def test_a_sound_log_is_clean_and_passes_only_what_it_shows(tmp_path: Path, framework: str) -> None:
+    report = read_log(tmp_path, framework)
+    assert report.findings == ()
+    assert {*report.passed} <= {"HIS022", "HIS024", "HIS032"}
+    assert report.subject == f"log of {framework} · steps 0–2"
+    (table,) = report.sections
+    loss = next(row for row in table.rows if str(row[0]).endswith("loss") or row[0] == "Loss")
+    assert loss[1:] == (0.1, 0.1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(("framework", "fault"), CASES)
+def test_what_a_job_printed_is_judged(tmp_path: Path, framework: str, fault: str) -> None:
+    numbers, code, message = FAULTS[fault]
+    (finding,) = read_log(tmp_path, framework, 6 if fault == "untrained" else 3, **numbers).findings
+    assert finding.code == code
+    assert finding.message.startswith(message)
+
+
+@pytest.mark.parametrize("text", ["no step\n", "", "step 0: {'train/loss': 1.2.3}\n"])
+def test_what_has_no_step_is_no_log(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.log").write_text(text, encoding="utf-8")
+    with pytest.raises(CkptcheckError, match=r"train\.log (is not a record of syncs|holds no sync)"):
+        ckptcheck.history(tmp_path / "train.log")
