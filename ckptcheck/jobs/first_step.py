@@ -13,15 +13,14 @@ class PrintedSteps:
     """How a job prints its steps: ``ckptcheck/frameworks/NAME/printed_steps.py``."""
 
     row: re.Pattern[str]
-    """Matches the line of the log in which a step's numbers stand, or after which they stand."""
+    """Matches the line of the log in which a step's numbers stand, or after which they stand; its group, if it has one, the number
+    of the step."""
     number: re.Pattern[str]
     """Matches one number of a step: its name, its value. The gap among them is one of `runs.history.logged_gap`."""
     loss: str
     """The number that has to be finite."""
     gradient: str = ""
     """The norm of the gradient, 0 where a step moves no weight; "" where the log does not have it."""
-    step: str = ""
-    """The number of the step; "" where the log does not have it, and rows are counted."""
     before: re.Pattern[str] | None = None
     """Matches a line before `row` with more numbers of the step; None where there is none."""
     zeros: tuple[str, ...] = ()
@@ -54,6 +53,8 @@ class FirstStep(PrintedSteps):
 
 Row = Mapping[str, float]
 """Name of a number → its value at one step, as the job logged it."""
+STEP = "#"
+"""The name under which a row has the number of its step, where the log says it."""
 LONGEST_LINE = 100_000
 """Characters of a line that are searched for numbers."""
 
@@ -74,15 +75,16 @@ class StepLog:
         if self._printed.before is not None and self._printed.before.search(line):
             self._ahead.update(_list_numbers(self._printed.number, line))
             return
-        begins = self._printed.row.search(line) is not None
-        if not begins and self._row is None:
+        begins = self._printed.row.search(line)
+        if begins is None and self._row is None:
             return
         found = dict(_list_numbers(self._printed.number, line))
         if begins:
-            found, self._ahead = {**self._ahead, **found}, {}
+            number = {STEP: float(begins[1])} if begins.lastindex else {}
             # a framework that writes one line a step, or one that writes a line for each number below
             self._row = None if found else {}
-            self.rows += [found] if found else []
+            self.rows += [{**self._ahead, **found, **number}] if found else []
+            self._ahead = {}
         elif found and self._row is not None:
             if not self._row:
                 self.rows.append(self._row)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
-from ckptcheck.jobs.first_step import LONGEST_LINE, PrintedSteps, Row, StepLog
+from ckptcheck.jobs.first_step import LONGEST_LINE, STEP, PrintedSteps, Row, StepLog
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.history import History
 from ckptcheck.runs.history.logged_gap import LoggedStep, find_gap, is_exact
@@ -85,21 +85,26 @@ def build_printed_log(
         if values := [row[name] for row in rows if name in row]:
             finite = [value for value in values if math.isfinite(value)] or values
             table.append((name, values[0], median(finite), max(finite), values[-1]))
-    steps = [_find_step(row, printed, place) for place, row in enumerate(rows)]
+    steps = [int(row.get(STEP, place)) for place, row in enumerate(rows)]
     syncs = tuple(SyncRecord(run=framework, trainer=framework, step=step) for step in steps)
-    return add_logged_numbers(PrintedLog(target, syncs, table=tuple(table)), printed, rows, dtypes)
+    return add_logged_numbers(PrintedLog(target, syncs, table=tuple(table)), printed, rows, dtypes, steps)
 
 
 def add_logged_numbers(
-    history: H, printed: PrintedSteps, rows: Sequence[Row], dtypes: tuple[str | None, str | None]
+    history: H,
+    printed: PrintedSteps,
+    rows: Sequence[Row],
+    dtypes: tuple[str | None, str | None],
+    steps: Sequence[int] | None = None,
 ) -> H:
     """Return a record with what the job's log says: the gap of each step, the loss, and how many steps came before each sync.
 
     An engine that keeps the record does not know the steps. A step without a gradient moves nothing, and does not count.
-    dtypes: in which trainer and engine compute.
+    dtypes: in which trainer and engine compute; steps: the number of each row, None to count them from 0.
     """
     if not rows:
         return history
+    numbers = range(len(rows)) if steps is None else steps
     taken = [0]
     for row in rows:
         taken.append(taken[-1] + (row.get(printed.gradient) != 0.0))
@@ -112,7 +117,6 @@ def add_logged_numbers(
         loss = next((each for each in finite if math.isnan(each)), finite[0] if printed.loss in row else None)
         syncs.append(msgspec.structs.replace(sync, step=step, loss=loss))
     run = history.syncs[0].run
-    numbers = [_find_step(row, printed, place) for place, row in enumerate(rows)]
     gaps = [gap for step, row in zip(numbers, rows, strict=True) if (gap := find_gap(row, step)) is not None]
     dtype = next((each for each in dtypes if each not in (None, "float32")), "float32" if all(dtypes) else "")
     if gaps and is_exact(gaps[0]):
@@ -132,9 +136,3 @@ def _describe_step(step: int, row: Row, printed: PrintedSteps) -> LoggedStep:
     if len(means) > 1:
         zeros[" - ".join(printed.logprobs)] = means[0] - means[1]
     return LoggedStep(step, row.get(printed.gradient), zeros, means[0] if means else None)
-
-
-def _find_step(row: Row, printed: PrintedSteps, place: int) -> int:
-    """Return the number of a step, its place in the log where the job does not print it."""
-    number = row.get(printed.step, place)
-    return int(number) if math.isfinite(number) else place

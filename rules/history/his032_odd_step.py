@@ -28,7 +28,7 @@ In a job's log (`ckptcheck refit history train.log`, `ckptcheck gate --first-ste
 ## Seen in
 slime docs/en/developer_guide/debug.md (first training step) and its CI; THUDM/slime#774 (ppo_kl while on-policy),
 NVIDIA-NeMo/ProRL-Agent-Server#40 (slime, a norm of 3e9 at a KL of 0), NVIDIA-NeMo/Megatron-Bridge#2403 (2e5 with overlapped
-experts), verl-project/verl#4514 (always 0, with an adapter)
+experts), verl-project/verl#4514 and modelscope/ms-swift#5890 (always 0)
 """
 
 from collections.abc import Iterator

@@ -111,5 +111,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         text = f"the mean logprob of the {side} is {means[side]:.3g}; {kind} more than {limit:g}"
         hint = "decode a prompt, and compare it with the chat template"
         if side == "engine":
-            hint += "; ckptcheck parity score FILE MODEL tells whether the engine computes otherwise than the checkpoint"
+            hint += (
+                "; ckptcheck parity score FILE MODEL tells whether the engine computes otherwise than the checkpoint"
+            )
         yield Problem(text, hint=hint)

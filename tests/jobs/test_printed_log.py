@@ -73,7 +73,17 @@ def test_what_a_job_printed_is_judged(tmp_path: Path, framework: str, fault: str
     assert finding.message.startswith(message)
 
 
-@pytest.mark.parametrize("text", ["no step\n", "", "step 0: {'train/loss': 1.2.3}\n"])
+def test_the_lines_of_ms_swift_are_those_of_trl(tmp_path: Path) -> None:
+    """As in modelscope/ms-swift#5890: rewards differ within groups, and nothing is trained."""
+    line = '{"loss": -0.0, "grad_norm": 0.0, "reward_std": 0.13, "kl": 0.0, "global_step/max_steps": "1/547"}\n'
+    (tmp_path / "logging.jsonl").write_text(5 * line, encoding="utf-8")
+    (finding,) = ckptcheck.history(tmp_path / "logging.jsonl").findings
+    assert finding.message == "the gradient is 0 at each of 5 steps"
+
+
+@pytest.mark.parametrize(
+    "text", ["no step\n", "", "step 0: {'train/loss': 1.2.3}\n", f"step {'9' * 400}: {{'train/loss': 1}}"]
+)
 def test_what_has_no_step_is_no_log(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.log").write_text(text, encoding="utf-8")
     with pytest.raises(CkptcheckError, match=r"train\.log (is not a record of syncs|holds no sync)"):

@@ -11,11 +11,10 @@ from ckptcheck.jobs.first_step import PrintedSteps
 
 PRINTED_STEPS = PrintedSteps(
     before=re.compile(r"(?<![\w-])rollout \d+: \{'rollout/"),
-    row=re.compile(r"(?<![\w-])step \d+: \{'train/"),  # a critic's line begins with critic-step
+    row=re.compile(r"(?<![\w-])step (\d{1,12}): \{'train/"),  # a critic's line begins with critic-step
     number=re.compile(r"'([\w/]+)': (-?(?:\d[\d.e+-]*|nan|inf))[,}]"),
     loss="train/loss",
     gradient="train/grad_norm",
-    step="train/step",
     zeros=("train/ppo_kl", "train/kl_loss"),  # slime's own CI allows 1e-8 at step 0
     logprobs=("rollout/log_probs", "rollout/ref_log_probs"),
 )

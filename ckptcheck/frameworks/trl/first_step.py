@@ -21,8 +21,8 @@ FIRST_STEP = FirstStep(
         "eval_strategy": "no",
         "push_to_hub": "False",
     },
-    row=re.compile(r"\{'loss': "),
-    number=re.compile(r"'([\w/]+)': '?(-?(?:\d[\d.e+-]*|nan|inf))'?[,}]"),
+    row=re.compile(r"""\{(?:'loss'|"loss"): """),  # the second as ms-swift writes it
+    number=re.compile(r"""['"]([\w/]+)['"]: ['"]?(-?(?:\d[\d.e+-]*|nan|NaN|inf|Infinity))['"]?[,}]"""),
     loss="loss",
     gradient="grad_norm",
     program=("trl", "grpo", "--config"),
