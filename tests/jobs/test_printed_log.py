@@ -19,7 +19,7 @@ SLIME = (
     "critic-step {step}: {{'train/critic-value_loss': 3e9, 'train/critic-grad_norm': 3e9, 'train/step': {step}}}\n"
     + WORKER
     + "model.py:700 - step {step}: {{'train/loss': {loss}, 'train/ppo_kl': 0.0, 'train/kl_loss': {kl},"
-    " 'train/train_rollout_logprob_abs_diff': {mean}, 'train/grad_norm': {norm}, 'train/lr-pg_0': 1e-06,"
+    " 'train/train_rollout_logprob_abs_diff': {mean}, 'train/grad_norm': tensor({norm}, device='cuda:0'), 'train/lr-pg_0': 1e-06,"
     " 'train/step': {step}}}"
 )
 SOUND = {"loss": 0.1, "norm": 0.7, "k3": 5e-7, "mean": 1e-3, "logprob": -0.41, "reference": -0.41, "kl": -7.4e-12}

@@ -12,7 +12,7 @@ from ckptcheck.jobs.first_step import PrintedSteps
 PRINTED_STEPS = PrintedSteps(
     before=re.compile(r"(?<![\w-])rollout \d+: \{'rollout/"),
     row=re.compile(r"(?<![\w-])step (\d{1,12}): \{'train/"),  # a critic's line begins with critic-step
-    number=re.compile(r"'([\w/]+)': (-?(?:\d[\d.e+-]*|nan|inf))[,}]"),
+    number=re.compile(r"'([\w/]+)': (?:tensor\()?(-?(?:\d[\d.e+-]*|nan|inf))[,})]"),
     loss="train/loss",
     gradient="train/grad_norm",
     zeros=("train/ppo_kl", "train/kl_loss"),  # slime's own CI allows 1e-8 at step 0
