@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class PrintedSteps:
     """Numbers that are 0 at step 0, where a model is compared with itself."""
     logprobs: tuple[str, ...] = ()
     """The means of the trainer's logprobs and of the reference's, which are equal at step 0."""
+    curves: Mapping[str, str] = field(default_factory=dict)
+    """Name of a curve in `rollouts.curves.CURVES` → the number that is it."""
 
 
 @dataclass(frozen=True, kw_only=True)

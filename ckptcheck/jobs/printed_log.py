@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -14,11 +14,18 @@ import msgspec
 from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
 from ckptcheck.jobs.first_step import LONGEST_LINE, STEP, PrintedSteps, Row, StepLog
 from ckptcheck.linter.report import Section
+from ckptcheck.rollouts.curves import CURVES, Curve
+from ckptcheck.rollouts.run_comparison import RunComparison
+from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.runs.history.history import History
-from ckptcheck.runs.history.logged_gap import LoggedStep, find_gap, is_exact
+from ckptcheck.runs.history.logged_gap import LOGGED, LoggedStep, find_gap, find_logged, is_exact
 from ckptcheck.runs.history.record import SyncRecord, read_lines
 
 H = TypeVar("H", bound=History)
+ENDINGS = (".log", ".txt", ".out", "")
+"""Of files that may be logs where rollouts are expected too."""
+GAP = Curve("logged gap", "gap", lambda member: None, 5e-4)
+"""The mean |Δ| of the logprobs in nats a token, about, as the job measures it."""
 RULES = ("not-finite", "logged-gap", "odd-step")
 """Names of the rules that need no sync. The others have nothing to judge in a log, and pass nothing."""
 
@@ -29,6 +36,8 @@ class PrintedLog(History):
 
     table: tuple[tuple[str, float, float, float, float], ...] = ()
     """Name of a number; its value at the first step, the median, the largest, and at the last step."""
+    curves: Mapping[Curve, Mapping[int, float]] = field(default_factory=dict)
+    """Each curve of training that the job printed: step → value."""
 
     @property
     def subject(self) -> str:
@@ -45,6 +54,30 @@ class PrintedLog(History):
     def sections(self) -> tuple[Section, ...]:
         """The table of what the job printed."""
         return (Section("What the job printed", ("number", "first", "median", "largest", "last"), self.table),)
+
+
+@dataclass(frozen=True)
+class LoggedRun(RolloutSeries):
+    """A run of which there is no file of rollouts, but a log."""
+
+    log: PrintedLog | None = None
+
+    @property
+    def target(self) -> str:
+        """The log."""
+        return self.log.target if self.log is not None else ""
+
+    def compute_curves(self) -> dict[Curve, dict[int, float]]:
+        """Return each curve that the job printed."""
+        return {curve: dict(values) for curve, values in self.log.curves.items()} if self.log is not None else {}
+
+
+def compare_logs(run: Sequence[Path], reference: Sequence[Path]) -> RunComparison | None:
+    """Return the comparison of two runs by what they printed; None where these are not one log each."""
+    if len(run) != 1 or len(reference) != 1 or any(path.suffix not in ENDINGS for path in (*run, *reference)):
+        return None
+    ours, theirs = open_printed_log(run[0]), open_printed_log(reference[0])
+    return RunComparison(LoggedRun((), log=ours), LoggedRun((), log=theirs)) if ours and theirs else None
 
 
 def open_printed_log(path: Path) -> PrintedLog | None:
@@ -87,7 +120,20 @@ def build_printed_log(
             table.append((name, values[0], median(finite), max(finite), values[-1]))
     steps = [int(row.get(STEP, place)) for place, row in enumerate(rows)]
     syncs = tuple(SyncRecord(run=framework, trainer=framework, step=step) for step in steps)
-    return add_logged_numbers(PrintedLog(target, syncs, table=tuple(table)), printed, rows, dtypes, steps)
+    log = PrintedLog(target, syncs, table=tuple(table), curves=_find_curves(printed, rows, steps))
+    return add_logged_numbers(log, printed, rows, dtypes, steps)
+
+
+def _find_curves(printed: PrintedSteps, rows: Sequence[Row], steps: Sequence[int]) -> dict[Curve, dict[int, float]]:
+    """Return the curves of a log, the gap first."""
+    curves: dict[Curve, dict[int, float]] = {GAP: {}, **{curve: {} for curve in CURVES}}
+    for step, row in zip(steps, rows, strict=True):
+        if (gap := find_gap(row, step)) is not None and gap.value is not None:
+            curves[GAP][step] = LOGGED[find_logged(gap.name)].nats(gap.value)
+        for curve in CURVES:
+            if math.isfinite(value := row.get(printed.curves.get(curve.name, ""), math.nan)):
+                curves[curve][step] = value
+    return {curve: values for curve, values in curves.items() if values}
 
 
 def add_logged_numbers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,44 @@ def test_the_lines_of_ms_swift_are_those_of_trl(tmp_path: Path) -> None:
     (tmp_path / "logging.jsonl").write_text(5 * line, encoding="utf-8")
     (finding,) = ckptcheck.history(tmp_path / "logging.jsonl").findings
     assert finding.message == "the gradient is 0 at each of 5 steps"
+
+
+def write_curves(path: Path, seed: int, **later: float) -> Path:
+    """Write the log of a run of 40 steps. later: what is added to a number from step 15 on."""
+    dice = random.Random(seed)
+    lines = []
+    for step in range(40):
+        numbers = {
+            "reward": 0.5 + dice.gauss(0, 0.03),
+            "clipped": abs(dice.gauss(1e-3, 2e-4)),
+            "gap": dice.gauss(0.01, 5e-4),
+        }
+        numbers = {name: value + (later.get(name, 0.0) if step >= 15 else 0.0) for name, value in numbers.items()}
+        lines.append(
+            "rollout {step}: {{'rollout/raw_reward': {reward}}}\nstep {step}: {{'train/loss': 0.1, 'train/pg_clipfrac': {clipped},"
+            " 'train/train_rollout_logprob_abs_diff': {gap}}}".format(step=step, **numbers)
+        )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("later", "severity", "message"),
+    [
+        ({}, None, ""),
+        ({"reward": -0.1}, "warning", "reward diverges at step 15: "),
+        ({"gap": 0.02, "clipped": 0.01}, "error", "logged gap is the first curve of the gap to diverge, at step 15: "),
+    ],
+    ids=["the same", "reward", "gap"],
+)
+def test_a_log_is_compared_with_that_of_a_reference(
+    tmp_path: Path, later: dict[str, float], severity: str | None, message: str
+) -> None:
+    log, reference = write_curves(tmp_path / "run.log", 1, **later), write_curves(tmp_path / "reference.log", 2)
+    (report,) = ckptcheck.judge(log, against=reference)
+    assert [finding.severity for finding in report.findings] == ([severity] if severity else [])
+    assert all(finding.message.startswith(message) for finding in report.findings)
+    assert [row[0] for row in report.sections[0].rows] == ["logged gap", "clip rate", "reward"]
 
 
 @pytest.mark.parametrize(

@@ -17,4 +17,12 @@ PRINTED_STEPS = PrintedSteps(
     gradient="train/grad_norm",
     zeros=("train/ppo_kl", "train/kl_loss"),  # slime's own CI allows 1e-8 at step 0
     logprobs=("rollout/log_probs", "rollout/ref_log_probs"),
+    curves={
+        "clip rate": "train/pg_clipfrac",
+        "entropy": "train/entropy_loss",
+        "KL to the reference": "train/kl_loss",
+        "reward": "rollout/raw_reward",
+        "response length": "rollout/response_lengths",
+        "cut off": "rollout/truncated",
+    },
 )

@@ -25,5 +25,14 @@ FIRST_STEP = FirstStep(
     number=re.compile(r"""['"]([\w/]+)['"]: ['"]?(-?(?:\d[\d.e+-]*|nan|NaN|inf|Infinity))['"]?[,}]"""),
     loss="loss",
     gradient="grad_norm",
+    curves={
+        "clip rate": "clip_ratio/region_mean",
+        "entropy": "entropy",
+        "KL to the reference": "kl",
+        "reward": "reward",
+        "response length": "completions/mean_length",
+        "cut off": "completions/clipped_ratio",
+        "silent groups": "frac_reward_zero_std",
+    },
     program=("trl", "grpo", "--config"),
 )

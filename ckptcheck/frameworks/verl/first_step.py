@@ -26,4 +26,12 @@ FIRST_STEP = FirstStep(
     number=re.compile(r" - ([\w/@.-]+):(?:np\.float\d\d\()?(-?(?:\d[\d.e+-]*|nan|inf))"),
     loss="actor/pg_loss",
     gradient="actor/grad_norm",
+    curves={
+        "clip rate": "actor/pg_clipfrac",
+        "entropy": "actor/entropy",
+        "KL to the reference": "actor/kl_loss",
+        "reward": "critic/score/mean",
+        "response length": "response_length/mean",
+        "cut off": "response_length/clip_ratio",
+    },
 )
