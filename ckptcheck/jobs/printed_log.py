@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
 from ckptcheck.jobs.first_step import LONGEST_LINE, STEP, PrintedSteps, Row, StepLog
 from ckptcheck.linter.report import Section
@@ -73,7 +74,13 @@ class LoggedRun(RolloutSeries):
 
 
 def compare_logs(run: Sequence[Path], reference: Sequence[Path]) -> RunComparison | None:
-    """Return the comparison of two runs by what they printed; None where these are not one log each."""
+    """Return the comparison of two runs by what they printed; None where these are not one log each.
+
+    Raises CkptcheckError for a log without a reference.
+    """
+    if len(run) == 1 and not reference and run[0].suffix in ENDINGS and open_printed_log(run[0]) is not None:
+        hint = "ckptcheck refit history FILE judges it alone, --against LOG compares it with that of another run"
+        raise CkptcheckError(f"{run[0]} is what a job printed, and holds no rollouts", hint)
     if len(run) != 1 or len(reference) != 1 or any(path.suffix not in ENDINGS for path in (*run, *reference)):
         return None
     ours, theirs = open_printed_log(run[0]), open_printed_log(reference[0])
