@@ -26,7 +26,7 @@ def history(
     file: Annotated[
         StrPath,
         Argument(
-            "The record that refit --record or ckptcheck.watch wrote; or what a job of slime, TRL, verl or NeMo-RL printed.",
+            "The record that refit --record or ckptcheck.watch wrote; or a log of slime, TRL, verl, NeMo-RL or PipelineRL.",
             metavar="FILE",
         ),
     ],

@@ -1,12 +1,13 @@
 """A number that the job logs of a step is none that a sound step has.
 
 ## What it checks
-In a job's log (`ckptcheck refit history train.log`, `ckptcheck gate --first-step`):
+In the log of a job of slime, miles, verl, TRL, NeMo-RL or PipelineRL (`ckptcheck refit history train.log`), and of
+`ckptcheck gate --first-step`:
 - **KL at step 0** (slime, miles): `train/ppo_kl` compares the trainer with itself, `train/kl_loss` and `rollout/ref_log_probs` with
   the reference of the same weights. All are 0: slime's CI allows 1e-8. Above 0.01, which kernels do not make, it is an error.
 - **Logprobs at the first step** (slime, miles): `rollout/log_probs` below -3 is an info, below 0.47 of a guess a warning, and below
   three quarters of it an error, as of implausible-logprobs. The vocabulary is not known: 32,000 tokens count.
-- **The gradient** (slime, miles, verl, TRL). Its norm before clipping is 1,000 or more from the first step on, or 0 at every one of
+- **The gradient** (all but NeMo-RL). Its norm before clipping is 1,000 or more from the first step on, or 0 at every one of
   at least five steps.
 
 ## Why it matters

@@ -23,6 +23,10 @@ SLIME = (
     " 'train/train_rollout_logprob_abs_diff': {mean}, 'train/grad_norm': tensor({norm}, device='cuda:0'), 'train/lr-pg_0': 1e-06,"
     " 'train/step': {step}}}"
 )
+PIPELINERL = (
+    "[finetune]: 2026-08-01 10:00:00,000 - x - Completed steps {step}: {{'stats/lag': '2.000', 'stats/grad_norm': '{norm}',"
+    " 'rl/loss': '{loss}', 'rl/mean_abs_log_ratio_new_old': '{mean}', 'rl/kl_new_old': '{k3}', 'rl/ess': '0.998'}}"
+)
 SOUND = {"loss": 0.1, "norm": 0.7, "k3": 5e-7, "mean": 1e-3, "logprob": -0.41, "reference": -0.41, "kl": -7.4e-12}
 FAULTS: dict[str, tuple[dict[str, float], str, str]] = {
     "nan": ({"loss": math.nan}, "HIS022", "step 0: the trainer's loss or gradient is no finite number"),
@@ -38,7 +42,7 @@ FAULTS: dict[str, tuple[dict[str, float], str, str]] = {
     "checkpoint": ({"logprob": -9.5, "reference": -9.5}, "HIS032", "step 0: the trainer's mean logprob is -9.5"),
 }
 """What is wrong → the numbers with it, the rule that says so, and how its message begins."""
-PRINTED = {**FORMS, "slime": SLIME}
+PRINTED = {**FORMS, "slime": SLIME, "pipelinerl": PIPELINERL}
 CASES = [
     (framework, fault)
     for framework, form in PRINTED.items()

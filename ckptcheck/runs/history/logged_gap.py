@@ -54,6 +54,7 @@ LOGGED: Mapping[str, LoggedGap] = {
     "behave_approx_kl/avg": LoggedGap("AReaL", abs, is_lagging=True),
     "behave_approx_kl": LoggedGap("AReaL", abs, is_lagging=True),
     "vllm_kl": LoggedGap("OpenRLHF", abs),
+    "mean_abs_log_ratio_new_old": LoggedGap("PipelineRL", abs, is_lagging=True),
     DRAWN: LoggedGap("ckptcheck", abs),
 }
 """Name of the metric, which may stand behind a prefix such as ``train/`` → what it is; the first that is logged counts.
@@ -61,7 +62,7 @@ LOGGED: Mapping[str, LoggedGap] = {
 Read in TRL 1.16.0 (trainer/grpo_trainer.py), verl 1dda039b9 (trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py), NeMo-RL
 7ea279abf (algorithms/loss/loss_functions.py), slime 624b824a8 (backends/megatron_utils/loss.py), SkyRL a9564572e
 (train/trainer.py), prime-rl 559b44772 (trainer/rl/loss.py), AReaL 4aef98d8d (trainer/ppo/actor.py), OpenRLHF 3c3be6234
-(models/loss.py). All are means over tokens, so that their length does not move them.
+(models/loss.py), PipelineRL 58d3934 (finetune/rl/__init__.py). All are means over tokens, so that their length does not move them.
 """
 
 
