@@ -126,6 +126,20 @@ def test_a_log_is_compared_with_that_of_a_reference(
         ckptcheck.judge(log)
 
 
+def test_a_curve_of_rounded_numbers_has_no_noise(tmp_path: Path) -> None:
+    for name, later in (("reference.log", 0.998), ("run.log", 0.99)):
+        lines = [
+            f"Completed steps {step}: {{'stats/lag': '2.000', 'rl/ess': '{later if step > 14 else 0.998:.3f}'}}"
+            for step in range(1, 41)
+        ]
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    (report,) = ckptcheck.judge(tmp_path / "run.log", against=tmp_path / "reference.log")
+    (finding,) = report.findings
+    assert finding.message.endswith(
+        "at step 15: 0.99 from there on, and 0.998 in the reference (whose curve does not vary)"
+    )
+
+
 @pytest.mark.parametrize(
     "text", ["no step\n", "", "step 0: {'train/loss': 1.2.3}\n", f"step {'9' * 400}: {{'train/loss': 1}}"]
 )
