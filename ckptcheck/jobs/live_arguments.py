@@ -168,7 +168,7 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
             )
         lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(_list_trainer_dtype(job))))
     if job.reader in list_frameworks_with("printed_steps"):
-        lines.append(f"{_line('refit', 'history', 'train.log')}  # what the job prints, from its first step on")
+        lines.append(f"{_line('refit', 'history', 'train.log')}  # what the job prints")
     return lines
 
 
