@@ -19,7 +19,7 @@ SLIME = (
     "Train: 100%|##########| 4/4 [00:09<00:00]\n"
     "critic-step {step}: {{'train/critic-value_loss': 3e9, 'train/critic-grad_norm': 3e9, 'train/step': {step}}}\n"
     + WORKER
-    + "model.py:700 - step {step}: {{'train/loss': {loss}, 'train/ppo_kl': 0.0, 'train/kl_loss': {kl},"
+    + "model.py:700 - step {step}: {{'train/loss': {loss}, 'train/ppo_kl': {own}, 'train/kl_loss': {kl},"
     " 'train/train_rollout_logprob_abs_diff': {mean}, 'train/grad_norm': tensor({norm}, device='cuda:0'), 'train/lr-pg_0': 1e-06,"
     " 'train/step': {step}}}"
 )
@@ -27,7 +27,16 @@ PIPELINERL = (
     "[finetune]: 2026-08-01 10:00:00,000 - x - Completed steps {step}: {{'stats/lag': '2.000', 'stats/grad_norm': '{norm}',"
     " 'rl/loss': '{loss}', 'rl/mean_abs_log_ratio_new_old': '{mean}', 'rl/kl_new_old': '{k3}', 'rl/ess': '0.998'}}"
 )
-SOUND = {"loss": 0.1, "norm": 0.7, "k3": 5e-7, "mean": 1e-3, "logprob": -0.41, "reference": -0.41, "kl": -7.4e-12}
+SOUND = {
+    "loss": 0.1,
+    "norm": 0.7,
+    "k3": 5e-7,
+    "mean": 1e-3,
+    "logprob": -0.41,
+    "reference": -0.41,
+    "kl": -7.4e-12,
+    "own": 0.0,
+}
 FAULTS: dict[str, tuple[dict[str, float], str, str]] = {
     "nan": ({"loss": math.nan}, "HIS022", "step 0: the trainer's loss or gradient is no finite number"),
     "gap": ({"mean": 0.3, "k3": 0.045}, "HIS024", "step 0: "),
@@ -39,9 +48,12 @@ FAULTS: dict[str, tuple[dict[str, float], str, str]] = {
     "untrained": ({"norm": 0.0}, "HIS032", "the gradient is 0 at each of 6 steps"),
     "reference": ({"reference": -0.61}, "HIS032", "step 0: rollout/log_probs - rollout/ref_log_probs is 0.2"),
     "kernels": ({"kl": 2e-5}, "HIS032", "step 0: train/kl_loss is 2e-05"),
+    "the engine's": ({"own": 0.02}, "HIS032", "step 0: train/ppo_kl is 0.02"),
     "checkpoint": ({"logprob": -9.5, "reference": -9.5}, "HIS032", "step 0: the trainer's mean logprob is -9.5"),
 }
 """What is wrong → the numbers with it, the rule that says so, and how its message begins."""
+WARNINGS = ("gradient", "untrained", "kernels", "the engine's")
+"""The others are errors."""
 PRINTED = {**FORMS, "slime": SLIME, "pipelinerl": PIPELINERL}
 CASES = [
     (framework, fault)
@@ -74,7 +86,7 @@ def test_a_sound_log_is_clean_and_passes_only_what_it_shows(tmp_path: Path, fram
 def test_what_a_job_printed_is_judged(tmp_path: Path, framework: str, fault: str) -> None:
     numbers, code, message = FAULTS[fault]
     (finding,) = read_log(tmp_path, framework, 6 if fault == "untrained" else 3, **numbers).findings
-    assert finding.code == code
+    assert (finding.code, finding.severity) == (code, "warning" if fault in WARNINGS else "error")
     assert finding.message.startswith(message)
 
 
