@@ -121,7 +121,9 @@ def build_printed_log(
     """Return the log with the numbers of each step. rows: at least one; dtypes: in which trainer and engine compute."""
     gaps = [gap.name for row in rows if (gap := find_gap(row, None)) is not None]
     table = []
-    for name in dict.fromkeys([printed.loss, printed.gradient, *printed.zeros, *printed.logprobs, *gaps]):
+    for name in dict.fromkeys(
+        [printed.loss, printed.gradient, *printed.zeros, *printed.logprobs, *gaps, *printed.curves.values()]
+    ):
         if values := [row[name] for row in rows if name in row]:
             finite = [value for value in values if math.isfinite(value)] or values
             table.append((name, values[0], median(finite), max(finite), values[-1]))

@@ -86,7 +86,7 @@ def history(
         log = None if others or held or responses else open_printed_log(paths[0])
         if log is None:
             raise
-        return build_report(log, selected=[rule for rule in load_rules() if rule.name in RULES])
+        return build_report(log, selected=[rule for rule in load_rules() if rule.name in RULES], pictures=pictures)
     return build_report(record, pictures=pictures)
 
 

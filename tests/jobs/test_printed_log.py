@@ -134,6 +134,8 @@ def test_a_log_is_compared_with_that_of_a_reference(
     assert [finding.severity for finding in report.findings] == ([severity] if severity else [])
     assert all(finding.message.startswith(message) for finding in report.findings)
     assert [row[0] for row in report.sections[0].rows] == ["logged gap", "clip rate", "reward"]
+    drawn = ckptcheck.history(log, pictures=True).pictures
+    assert [picture.title.partition(" over")[0] for picture in drawn] == ["logged gap", "clip rate", "reward"]
     with pytest.raises(CkptcheckError, match="is what a job printed, and holds no rollouts"):
         ckptcheck.judge(log)
 
