@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from ckptcheck.framework_folders import list_frameworks_with
 from ckptcheck.jobs.job import Job
 
 ENGINES = ("vllm", "sglang")
@@ -166,6 +167,8 @@ def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
                 f" {' and the '.join(lacking)}"
             )
         lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(_list_trainer_dtype(job))))
+    if job.reader in list_frameworks_with("printed_steps"):
+        lines.append(f"{_line('refit', 'history', 'train.log')}  # what the job prints")
     return lines
 
 

@@ -59,6 +59,7 @@ PICTURES: Mapping[str, Mapping[str, str]] = {
         "What the trainer sent": "ckptcheck.reporters.pictures.history_raster:draw_sent",
         "What the engine held": "ckptcheck.reporters.pictures.history_raster:draw_held",
         "Parity after each sync": "ckptcheck.reporters.pictures.history_raster:draw_probes",
+        "What the job printed": "ckptcheck.reporters.pictures.run_curves:draw_log",
     },
 }
 """Kind of evidence → title → 'module:function', in the order of the page. Each picture of several has a title of its own."""

@@ -30,6 +30,8 @@ DECISION_OF_FEW = 20.0
 """The same for LEAST_STEPS steps; between them it falls as one over their number."""
 MOST_CORRELATED = 0.95
 """An autocorrelation is taken to be at most so large."""
+NO_NOISE = 1e-9
+"""Share of the largest value below which noise is that of sums: a curve of rounded numbers may not vary at all."""
 MOST = 4.0
 """A single difference enters the sum with at most so many standard deviations."""
 
@@ -154,6 +156,8 @@ def compare_curves(curve: Curve, run: Mapping[int, float], reference: Mapping[in
         return None
     ours, theirs = tuple(run[step] for step in steps), tuple(reference[step] for step in steps)
     noise = estimate_noise(theirs)
+    if noise < NO_NOISE * max(map(abs, theirs)):
+        noise = 0.0
     least = max(curve.least, choose_sigmas(len(steps)) * sqrt(2) * noise)
     beyond = [(a - b > least) - (b - a > least) for a, b in zip(ours, theirs, strict=True)]
     if (parting := _find_parting(steps, beyond)) is not None:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.rollouts.curves import CURVES, LEAST_STEPS, CurveComparison, compare_curves
+from ckptcheck.rollouts.curves import LEAST_STEPS, CurveComparison, compare_curves
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.text.formatting import count, join_truncated
@@ -26,9 +26,7 @@ class RunComparison(EvidenceDefaults):
     def comparisons(self) -> tuple[CurveComparison, ...]:
         """The curves that both runs have over enough common steps, in the order of `CURVES`."""
         ours, theirs = self.run.compute_curves(), self.reference.compute_curves()
-        both = [
-            compare_curves(curve, ours[curve], theirs[curve]) for curve in CURVES if curve in ours and curve in theirs
-        ]
+        both = [compare_curves(curve, values, theirs[curve]) for curve, values in ours.items() if curve in theirs]
         return tuple(comparison for comparison in both if comparison is not None)
 
     @property

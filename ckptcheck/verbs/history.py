@@ -23,7 +23,13 @@ def reject_unused(given: Given) -> None:
 
 @verb(reject_unused)
 def history(
-    file: Annotated[StrPath, Argument("The record that refit --record or ckptcheck.watch wrote.", metavar="FILE")],
+    file: Annotated[
+        StrPath,
+        Argument(
+            "The record that refit --record or ckptcheck.watch wrote; or a log of slime, TRL, verl, NeMo-RL or PipelineRL.",
+            metavar="FILE",
+        ),
+    ],
     others: Annotated[
         Paths,
         Argument(
@@ -52,6 +58,8 @@ def history(
     Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read. With --watch, Ctrl-C ends the command with
     the code of the last report.
     """
+    from ckptcheck.jobs.printed_log import RULES, open_printed_log
+    from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.runs.history.history import ResponseVersions, SavedWeights, open_joined_history
     from ckptcheck.verbs.reports import build_report
 
@@ -72,7 +80,14 @@ def history(
 
         responses = ResponseVersions(os.fspath(rollouts), count_versions(read_rollouts(Path(rollouts))))
     paths = [Path(each) for each in (file, *([others] if isinstance(others, str | os.PathLike) else others))]
-    return build_report(open_joined_history(paths, saved=held, responses=responses), pictures=pictures)
+    try:
+        record = open_joined_history(paths, saved=held, responses=responses)
+    except CkptcheckError:
+        log = None if others or held or responses else open_printed_log(paths[0])
+        if log is None:
+            raise
+        return build_report(log, selected=[rule for rule in load_rules() if rule.name in RULES], pictures=pictures)
+    return build_report(record, pictures=pictures)
 
 
 def follow_history(file: StrPath, *, pictures: bool = False) -> "Iterator[Report]":

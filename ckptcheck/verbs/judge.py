@@ -47,7 +47,10 @@ def judge(
     *,
     against: Annotated[
         Paths,
-        Option("Rollouts of a reference run, at the same steps: a folder, or a file each time.", metavar="REFERENCE"),
+        Option(
+            "Rollouts of a reference run, at the same steps: a folder, or a file each time. Or its log, where FILE is a log.",
+            metavar="REFERENCE",
+        ),
     ] = (),
     checkpoint: Annotated[
         StrPath | None,
@@ -126,6 +129,7 @@ def judge(
     Returns a report for each file; where there are several, one for the series after them; and one for the comparison of two runs.
     """
     from ckptcheck import rollouts
+    from ckptcheck.jobs.printed_log import compare_logs
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.runner import NOTHING_LOOKED
@@ -144,6 +148,8 @@ def judge(
     named = [Path(file) for file in several(files)]
     if not named:
         raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
+    if (logs := compare_logs(named, [Path(file) for file in several(against)])) is not None:
+        return Reports((build_report(logs, pictures=pictures),))
     opened = _open_job(several(job), framework, framework_version)
     if max_lag is None:
         max_lag = find_allowed_lag(opened)

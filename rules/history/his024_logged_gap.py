@@ -3,8 +3,8 @@
 ## What it checks
 The job's own metric, one number a step: `sampling/sampling_logp_difference/mean` (TRL), `rollout_corr/k3_kl` or
 `training/rollout_probs_diff_mean` (verl), `token_mult_prob_error` (NeMo-RL), `train_rollout_logprob_abs_diff` (slime, miles),
-`policy/rollout_train_logprobs_abs_diff_mean` (SkyRL), `mismatch_kl` (prime-rl), `behave_approx_kl` (AReaL), `vllm_kl` (OpenRLHF).
-All are read as a mean |Δ| in nats a token.
+`policy/rollout_train_logprobs_abs_diff_mean` (SkyRL), `mismatch_kl` (prime-rl), `behave_approx_kl` (AReaL), `vllm_kl` (OpenRLHF),
+`mean_abs_log_ratio_new_old` (PipelineRL). All are read as a mean |Δ| in nats a token.
 - **From the start.** Until three sound values are known, the limit is 5e-4 where both sides compute in float32, else 0.05.
 - **A jump.** Then it is five times the median of the last sound values, or more where these vary more. Two of three values beyond
   the limit count, or one that is five times the limit; a gap below 1e-5 never does.
@@ -22,8 +22,8 @@ All are read as a mean |Δ| in nats a token.
   `WatchCallback(probe=10)` or `Watch(probe=…)` separates weights from sampling; `ckptcheck parity why` goes on from there.
 
 ## When it can be wrong
-- In an asynchronous job the trainer has later weights than those that drew the tokens, and the gap grows with that lag. Of prime-rl
-  and AReaL the first five values are left out for it.
+- In an asynchronous job the trainer has later weights than those that drew the tokens, and the gap grows with that lag. Of
+  prime-rl, AReaL and PipelineRL the first five values are left out for it.
 - In bfloat16 the gap grows with training, by as much as three times the start's, and above half of the limit: that is a warning.
 - A mixture of experts without router replay may be above 0.05 from the start.
 

@@ -109,4 +109,9 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if means[side] < limit:
         kind = "an instruct model gives its own answers" if tuned else "a model gives its own text"
         text = f"the mean logprob of the {side} is {means[side]:.3g}; {kind} more than {limit:g}"
-        yield Problem(text, hint="decode a prompt, and compare it with the chat template")
+        hint = "decode a prompt, and compare it with the chat template"
+        if side == "engine":
+            hint += (
+                "; ckptcheck parity score FILE MODEL tells whether the engine computes otherwise than the checkpoint"
+            )
+        yield Problem(text, hint=hint)

@@ -1,12 +1,12 @@
 """A run parts from the reference run, in the gap between engine and trainer or in entropy and reward.
 
 ## What it checks
-`ckptcheck parity judge RUN --against REFERENCE`: policy ratio, lag, clip rate (of tokens and of sequences), ESS, k3 and
-mult_prob_error of the run, step by step, against those of the reference. A curve diverges at a step if from there on at least three
-of four steps are beyond the noise of the reference's own curve, on the same side, or if the differences, each too small alone,
-add up to more than chance makes (a two-sided cumulative sum at the last step) and the run did not come back. Only a run that is
-then worse is reported. Where no such curve is worse, the first outcome that parts is a warning: entropy, KL to the reference,
-reward, lengths, silent groups.
+`ckptcheck parity judge RUN --against REFERENCE`, of rollouts or of what two jobs printed: policy ratio, lag, clip rate (of tokens
+and of sequences), ESS, k3, mult_prob_error and the logged gap of the run, step by step, against those of the reference. A curve
+diverges at a step if from there on at least three of four steps are beyond the noise of the reference's own curve, on the same
+side, or if the differences, each too small alone, add up to more than chance makes (a two-sided cumulative sum at the last step)
+and the run did not come back. Only a run that is then worse is reported. Where no such curve is worse, the first outcome that
+parts is a warning: entropy, KL to the reference, reward, lengths, silent groups.
 
 ## Why it matters
 These numbers compare two computations of the same tokens. They depend on the inference engine, its settings and the weight sync,

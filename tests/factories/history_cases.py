@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.runs.history.history import History, ResponseVersions, SavedWeights, open_history
+from ckptcheck.runs.history.logged_gap import LoggedStep
 from ckptcheck.runs.history.record import GapRecord, ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
@@ -127,6 +129,8 @@ class HistoryCase(CaseTable, kw_only=True):
     """A hexadecimal digit that stands for the weights of a checkpoint that the record is held against; "" for none."""
     responses: dict[str, int] | None = None
     """Weight version → responses that carry it, which the record is held against; None for none."""
+    logged: list[LoggedStep] = []
+    """What the job's log says of its steps beside the gap."""
 
 
 def build_history(table: Mapping[str, Any], path: Path) -> History:
@@ -143,11 +147,12 @@ def build_history(table: Mapping[str, Any], path: Path) -> History:
         lines[int(number) - 1] = text.encode()
     raw = b"\n".join(lines)
     path.write_bytes(raw[: len(raw) - case.cut])
-    return open_history(
+    history = open_history(
         path,
         saved=SavedWeights("./saved", 64 * case.saved) if case.saved else None,
         responses=ResponseVersions("rollouts.safetensors", case.responses) if case.responses is not None else None,
     )
+    return replace(history, logged=case.logged)
 
 
 def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord:

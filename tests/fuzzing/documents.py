@@ -18,6 +18,7 @@ from typing import Any
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.compare.manifest import read_manifest
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.jobs.printed_log import open_printed_log
 from ckptcheck.linter.baseline import read_baseline
 from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.runner import run_rules
@@ -178,6 +179,24 @@ def _records() -> dict[str, bytes]:
         return {"r.jsonl": path.read_bytes()}
 
 
+def _logs() -> dict[str, bytes]:
+    number = ["0.25", "nan", "-1e-05"]
+    slime = "".join(
+        f"rollout {step}: {{'rollout/log_probs': -0.4, 'rollout/ref_log_probs': {value}}}\nx - step {step}: {{'train/loss': 1,"
+        f" 'train/kl_loss': {value}, 'train/train_rollout_logprob_abs_diff': 0.01, 'train/grad_norm': {value}}}\n"
+        for step, value in enumerate(number)
+    )
+    verl = "".join(
+        f"step:{step} - actor/pg_loss:{value} - rollout_corr/k3_kl:1e-4\n" for step, value in enumerate(number)
+    )
+    return {"slime.log": slime.encode(), "verl.log": verl.encode()}
+
+
+def _read_log(path: Path) -> None:
+    if (log := open_printed_log(path)) is not None:
+        require_no_crash(log, "history")
+
+
 def _reports() -> dict[str, bytes]:
     import ckptcheck
 
@@ -251,6 +270,7 @@ DOORS = {
     "baseline": Door(_baselines, change_json, read_baseline),
     "settings": Door(_settings, change_words, _read_settings),
     "record": Door(_records, change_lines, lambda path: require_no_crash(open_history(path), "history")),
+    "log": Door(_logs, change_words, _read_log),
     "report": Door(_reports, change_json, lambda path: _load_report(path)),
     "rollouts": Door(_rollouts, change_lines, measure),
     "answers": Door(_answers, _change_answer, lambda path: convert([path])),

@@ -24,7 +24,7 @@ MISSING = (
 )
 SECONDS, MEMORY, LONGEST = 5, 1000, 1 << 16
 """Seconds of one input, megabytes of the process with its instrumentation, and bytes of one input."""
-DOCUMENTS = ("manifest", "baseline", "settings", "record", "report", "rollouts", "answers", "prompts", "floor")
+DOCUMENTS = ("manifest", "baseline", "settings", "record", "log", "report", "rollouts", "answers", "prompts", "floor")
 """Doors of `tests.fuzzing.documents`, whose documents are the first corpus."""
 
 

@@ -90,6 +90,7 @@ PipelineRL · deepspeed → vllm TP2
         "/a model's name is not on this machine",
         "  ckptcheck gate job.yaml",
         f"  ckptcheck parity probe {name} --engine vllm --dtype bfloat16 --only inflight",
+        "  ckptcheck refit history train.log  # what the job prints",
         "",
         "✗ incomplete: JOB017 could not be checked, 1 error · 0 rules passed",
         "  ckptcheck rule JOB002 explains the first one",
@@ -159,7 +160,8 @@ def test_a_pipelinerl_job_is_offered_every_step(tmp_path: Path) -> None:
     verbs = [
         line.partition(" --")[0].split()[1:3] for line in suggest_commands(open_job([str(tmp_path / "job.yaml")]))[1:]
     ]
-    assert verbs == [["refit", "./model"], *(["parity", verb] for verb in ("record", "score", "judge", "probe"))]
+    parity = (["parity", verb] for verb in ("record", "score", "judge", "probe"))
+    assert verbs == [["refit", "./model"], *parity, ["refit", "history"]]
 
 
 @pytest.mark.parametrize(("rank", "merges", "offered"), [(8, "False", True), (0, "False", False), (8, "True", False)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptcheck import history
 from ckptcheck.compare.manifest import read_manifest
 from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
 from ckptcheck.errors import CkptcheckError
@@ -18,7 +19,6 @@ from ckptcheck.linter.settings import load_settings
 from ckptcheck.live.gate.gate_file import read_gate_request
 from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
 from ckptcheck.rollouts.prompts import read_prompts_file
-from ckptcheck.runs.history.record import read_record
 from ckptcheck.text import file_io
 from ckptcheck.text.file_io import read_regular_file, read_whole_file, real_path
 from tests.limited_child import run_limited
@@ -35,7 +35,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 OTHERS: dict[str, Callable[[Path], object]] = {
     **READERS,
     "job": lambda path: read_text_file(path, path.name),
-    "record": read_record,
+    "record or log": history,
     "private key": lambda path: SigningKey(path).configure(None),
     "public key": lambda path: TrustedSigner(path).configure(None),
 }

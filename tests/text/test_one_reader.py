@@ -45,7 +45,7 @@ ELSEWHERE: dict[str, str] = {
     "rollouts and records of syncs, line by line up to the first zero byte": """
         ckptcheck/rollouts/json_text.py:read_text_lines ckptcheck/rollouts/lines.py:read_lines
         ckptcheck/rollouts/lines.py:is_rollout_lines ckptcheck/rollouts/convert/detect.py:_load_content
-        ckptcheck/runs/history/record.py:_lines ckptcheck/runs/history/record.py:_ends_with_newline""",
+        ckptcheck/runs/history/record.py:read_lines ckptcheck/runs/history/record.py:_ends_with_newline""",
     "the log of a command that runs, a piece at a time": "ckptcheck/live/gate/first_step.py:read_on",
     "written to, or flushed to its disk": """
         ckptcheck/runs/history/record.py:check_writable ckptcheck/runs/history/record.py:append""",

@@ -22,4 +22,5 @@ FIRST_STEP = FirstStep(
     row=re.compile(r"Training Results:"),
     number=re.compile(r"• ([A-Z][\w ]*): (-?(?:\d[\d.e+-]*|nan|inf))$"),
     loss="Loss",
+    curves={"reward": "Avg Reward", "response length": "Mean Generation Length"},
 )

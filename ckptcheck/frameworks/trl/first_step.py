@@ -21,9 +21,18 @@ FIRST_STEP = FirstStep(
         "eval_strategy": "no",
         "push_to_hub": "False",
     },
-    row=re.compile(r"\{'loss': "),
-    number=re.compile(r"'([\w/]+)': '?(-?(?:\d[\d.e+-]*|nan|inf))'?[,}]"),
+    row=re.compile(r"""\{(?:'loss'|"loss"): """),  # the second as ms-swift writes it
+    number=re.compile(r"""['"]([\w/]+)['"]: ['"]?(-?(?:\d[\d.e+-]*|nan|NaN|inf|Infinity))['"]?[,}]"""),
     loss="loss",
     gradient="grad_norm",
+    curves={
+        "clip rate": "clip_ratio/region_mean",
+        "entropy": "entropy",
+        "KL to the reference": "kl",
+        "reward": "reward",
+        "response length": "completions/mean_length",
+        "cut off": "completions/clipped_ratio",
+        "silent groups": "frac_reward_zero_std",
+    },
     program=("trl", "grpo", "--config"),
 )

@@ -22,8 +22,16 @@ FIRST_STEP = FirstStep(
         "actor_rollout_ref.actor.optim.lr_warmup_steps": "0",
         "actor_rollout_ref.rollout.calculate_log_probs": "True",
     },
-    row=re.compile(r"\bstep:\d+ - "),
+    row=re.compile(r"\bstep:(\d{1,12}) - "),
     number=re.compile(r" - ([\w/@.-]+):(?:np\.float\d\d\()?(-?(?:\d[\d.e+-]*|nan|inf))"),
     loss="actor/pg_loss",
     gradient="actor/grad_norm",
+    curves={
+        "clip rate": "actor/pg_clipfrac",
+        "entropy": "actor/entropy",
+        "KL to the reference": "actor/kl_loss",
+        "reward": "critic/score/mean",
+        "response length": "response_length/mean",
+        "cut off": "response_length/clip_ratio",
+    },
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -18,14 +17,14 @@ import msgspec
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.framework_folders import load_framework_file
 from ckptcheck.jobs.first_step import FirstStep, Row, StepLog
+from ckptcheck.jobs.printed_log import RULES, add_logged_numbers, build_printed_log
 from ckptcheck.linter.report import Report, Section
 from ckptcheck.linter.rule_loader import builtin_rule_folder, load_rules
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.gate.launch_words import write_shell_file
 from ckptcheck.live.runtime.process.errors import most_telling_line
-from ckptcheck.runs.history.history import History, open_history
-from ckptcheck.runs.history.logged_gap import find_gap, is_exact
-from ckptcheck.runs.history.record import SyncRecord
+from ckptcheck.runs.history.history import open_history
+from ckptcheck.runs.history.logged_gap import find_gap
 from ckptcheck.text.file_io import open_regular_stream, replace_file
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -134,16 +133,17 @@ def run_first_step(call: FirstStepCall, observer: Observer = SILENT) -> list[Rep
         )
     histories = [add_logged_numbers(open_history(path), first_step, rows, call.dtypes) for path in records]
     # what the job logged is said once, not for each replica of the engine
-    histories[1:] = [replace(history, known_gaps=()) for history in histories[1:]]
+    histories[1:] = [replace(history, known_gaps=(), logged=()) for history in histories[1:]]
     if not histories and rows:
         # the log is judged all the same
-        unseen = SyncRecord(run=call.framework, trainer=call.framework)
-        history = History(str(folder / "log.txt"), tuple(msgspec.structs.replace(unseen) for _ in rows))
-        histories = [add_logged_numbers(history, first_step, rows, call.dtypes)]
+        histories = [build_printed_log(str(folder / "log.txt"), call.framework, first_step, rows, call.dtypes)]
     if not histories:
         raise CkptcheckError(reason)
     rules = load_rules()
-    reports = [run_rules(history, rules) for history in histories]
+    reports = [
+        run_rules(history, rules if records else [rule for rule in rules if rule.name in RULES])
+        for history in histories
+    ]
     shown = _describe(call, first_step, rows, folder / "log.txt")
     return [
         replace(
@@ -155,36 +155,6 @@ def run_first_step(call: FirstStepCall, observer: Observer = SILENT) -> list[Rep
         )
         for place, report in enumerate(reports)
     ]
-
-
-def add_logged_numbers(
-    history: History, first_step: FirstStep, rows: Sequence[Row], dtypes: tuple[str | None, str | None]
-) -> History:
-    """Return a record with what the job's log says: the gap of each step, the loss, and how many steps came before each sync.
-
-    An engine that keeps the record does not know the steps. A step without a gradient moves nothing, and does not count.
-    dtypes: in which trainer and engine compute.
-    """
-    if not rows:
-        return history
-    taken = [0]
-    for row in rows:
-        taken.append(taken[-1] + (row.get(first_step.gradient) != 0.0))
-    syncs = []
-    for place, sync in enumerate(history.syncs):
-        step = sync.step if sync.trainer and sync.step is not None else taken[min(place, len(taken) - 1)]
-        row = rows[place] if place < len(rows) else {}
-        numbers = [row[name] for name in (first_step.loss, first_step.gradient) if name in row]
-        # with a scaled loss, as float16 needs it, the first gradients may overflow: such a step is skipped
-        loss = next((each for each in numbers if math.isnan(each)), numbers[0] if first_step.loss in row else None)
-        syncs.append(msgspec.structs.replace(sync, step=step, loss=loss))
-    run = history.syncs[0].run
-    gaps = [gap for step, row in enumerate(rows) if (gap := find_gap(row, step)) is not None]
-    dtype = next((each for each in dtypes if each not in (None, "float32")), "float32" if all(dtypes) else "")
-    if gaps and is_exact(gaps[0]):
-        dtype = "float32"  # whatever the configuration says: a script may set it
-    gaps = [msgspec.structs.replace(gap, dtype=dtype) for gap in gaps]
-    return replace(history, syncs=tuple(syncs), known_gaps=tuple((run, gap) for gap in gaps))
 
 
 def _describe(call: FirstStepCall, first_step: FirstStep, rows: Sequence[Row], log: Path) -> Section:

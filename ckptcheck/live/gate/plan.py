@@ -144,7 +144,9 @@ def _plan_first_step(
     overrides = [word for word in request.job if word not in names]
     reader = list_frameworks()[job.reader]
     if job.reader.replace("-", "_") not in list_frameworks_with("first_step"):
-        return Stage(FIRST_STEP, cannot=f"ckptcheck does not know how {job.framework} runs for one step")
+        reads_log = job.reader in list_frameworks_with("printed_steps")
+        log = "; start it, and ckptcheck refit history LOG judges what it prints" if reads_log else ""
+        return Stage(FIRST_STEP, cannot=f"ckptcheck does not know how {job.framework} runs for one step{log}")
     first_step: FirstStep = load_framework_file(job.reader.replace("-", "_"), "first_step").FIRST_STEP
     command, launch, cannot = _find_command(job, names, request, first_step)
     if cannot:

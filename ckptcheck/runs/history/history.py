@@ -14,7 +14,7 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
 from ckptcheck.runs.history.joined import join_records
-from ckptcheck.runs.history.logged_gap import DRAWN
+from ckptcheck.runs.history.logged_gap import DRAWN, LoggedStep
 from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, GapRecord, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
@@ -138,6 +138,8 @@ class History(EvidenceDefaults):
     """The weight versions of the job's responses; None if the user named none."""
     known_gaps: tuple[tuple[str, GapRecord], ...] | None = None
     """Process and gap of all that a job has logged so far, for a watch that has fewer syncs than that; None: those of the syncs."""
+    logged: Sequence[LoggedStep] = ()
+    """What the job's log says of its steps beside the gap, where a log was read."""
     missing: Sequence[tuple[int, SyncRecord]] = ()
     """Rollouts that began without the sync of their step: the place of the last sync before them, and what was recorded."""
     arrived: Mapping[int, Sequence[Mapping[str, str]]] = field(default_factory=dict)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from typing import Any
 
 from ckptcheck.runs.history.record import GapRecord
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """What else a job logged of one of its steps, for rules."""
+
+    step: int
+    gradient: float | None = None
+    """The norm of the gradient, before it is clipped; None if the log does not have it."""
+    zeros: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that are 0 at step 0, where a model is compared with itself, by the job's names."""
+    logprob: float | None = None
+    """The trainer's mean logprob of the tokens that the engine drew."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ LOGGED: Mapping[str, LoggedGap] = {
     "behave_approx_kl/avg": LoggedGap("AReaL", abs, is_lagging=True),
     "behave_approx_kl": LoggedGap("AReaL", abs, is_lagging=True),
     "vllm_kl": LoggedGap("OpenRLHF", abs),
+    "mean_abs_log_ratio_new_old": LoggedGap("PipelineRL", abs, is_lagging=True),
     DRAWN: LoggedGap("ckptcheck", abs),
 }
 """Name of the metric, which may stand behind a prefix such as ``train/`` → what it is; the first that is logged counts.
@@ -48,7 +62,7 @@ LOGGED: Mapping[str, LoggedGap] = {
 Read in TRL 1.16.0 (trainer/grpo_trainer.py), verl 1dda039b9 (trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py), NeMo-RL
 7ea279abf (algorithms/loss/loss_functions.py), slime 624b824a8 (backends/megatron_utils/loss.py), SkyRL a9564572e
 (train/trainer.py), prime-rl 559b44772 (trainer/rl/loss.py), AReaL 4aef98d8d (trainer/ppo/actor.py), OpenRLHF 3c3be6234
-(models/loss.py). All are means over tokens, so that their length does not move them.
+(models/loss.py), PipelineRL 58d3934 (finetune/rl/__init__.py). All are means over tokens, so that their length does not move them.
 """
 
 

@@ -243,7 +243,7 @@ class Record:
 
     def _check_is_record(self) -> None:
         """Raise CkptcheckError unless the first line is a sync, or one that was cut off. An empty file is allowed."""
-        first, second = itertools.islice(itertools.chain((line for _, line in _lines(self.path)), (b"", b"")), 2)
+        first, second = itertools.islice(itertools.chain((line for _, line in read_lines(self.path)), (b"", b"")), 2)
         if not OURS.match(first) and not (BEGIN.startswith(first) and (OURS.match(second) or not second)):
             raise OutputError(
                 f"{self.path} is not a record of syncs, and is left as it is",
@@ -256,11 +256,11 @@ class Record:
     def _bound(self) -> None:
         """Rewrite the file with the last syncs once it has twice as many. Lines that are not syncs stay in place."""
         if self._syncs is None:
-            self._syncs = sum(1 for _, line in _lines(self.path) if OURS.match(line))
+            self._syncs = sum(1 for _, line in read_lines(self.path) if OURS.match(line))
         else:
             self._syncs += 1
         if self._syncs >= 2 * self.keep:
-            lines = [line for _, line in _lines(self.path)]
+            lines = [line for _, line in read_lines(self.path)]
             places = [place for place, line in enumerate(lines) if OURS.match(line)]
             dropped = set(places[: -self.keep])
             remaining = [line for place, line in enumerate(lines) if place not in dropped]
@@ -297,7 +297,7 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
     decoder = msgspec.json.Decoder(SyncRecord)
     try:
         is_cut_off = path.stat().st_size > 0 and not _ends_with_newline(path)
-        for number, line in _lines(path):
+        for number, line in read_lines(path):
             try:
                 sync = _decode(decoder, line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -335,7 +335,7 @@ def _decode(decoder: msgspec.json.Decoder[SyncRecord], line: bytes) -> SyncRecor
         raise
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of every line that is not blank. A line that is too long comes cut, so it counts as damaged.
 
     Raises OSError, also for a pipe, a device, and a line without an end in `MOST_PIECES` pieces.
