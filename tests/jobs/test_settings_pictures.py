@@ -30,7 +30,7 @@ def test_counterparts_stand_in_one_row() -> None:
     job = Job(
         "job.yaml",
         "verl",
-        {
+        settings={
             "trainer.temperature": written(1.0, "actor.temperature", 3),
             "rollout.temperature": written(0.7, "rollout.temperature", 9),
             "engine.dtype": Setting("auto", "default", "default of vLLM 0.32.0"),
@@ -56,14 +56,14 @@ def test_counterparts_stand_in_one_row() -> None:
 
 
 def test_a_cell_has_the_key_that_findings_name() -> None:
-    (sides,) = draw(Job("job.yaml", "verl", {"engine.dtype": written("float16", "rollout.dtype")}))
+    (sides,) = draw(Job("job.yaml", "verl", settings={"engine.dtype": written("float16", "rollout.dtype")}))
     assert isinstance(sides, TextTable)
     assert sides.rows[0][2].name == "rollout.dtype"
 
 
 def test_equal_sides_do_not_differ() -> None:
     both = {side: written("bfloat16", "dtype") for side in ("trainer.dtype", "engine.dtype")}
-    (sides,) = draw(Job("job.yaml", "verl", both))
+    (sides,) = draw(Job("job.yaml", "verl", settings=both))
     assert rows_of(sides)["dtype"] == [("bfloat16", "", "dtype, job.yaml:1")] * 2
 
 
@@ -73,13 +73,13 @@ def test_an_unread_job_says_that_nothing_is_known() -> None:
 
 
 def test_keys_and_values_are_only_text() -> None:
-    job = Job("job.yaml", "verl", {"engine.dtype": written(HOSTILE, HOSTILE), "update.mode": written(HOSTILE, "x")})
+    job = Job("job.yaml", "verl", settings={"engine.dtype": written(HOSTILE, HOSTILE), "update.mode": written(HOSTILE, "x")})
     page = render("html", [Report("job", pictures=draw(job))], ())
     assert "<img" not in page
     assert "\u202e" not in page
 
 
 def test_drawing_asks_for_nothing_that_a_rule_asks_for() -> None:
-    job = Job("job.yaml", "verl", {"engine.dtype": Setting(status="unresolved", source="why")})
+    job = Job("job.yaml", "verl", settings={"engine.dtype": Setting(status="unresolved", source="why")})
     draw(job)
     assert job.asked_unresolved == []
