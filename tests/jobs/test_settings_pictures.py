@@ -73,7 +73,9 @@ def test_an_unread_job_says_that_nothing_is_known() -> None:
 
 
 def test_keys_and_values_are_only_text() -> None:
-    job = Job("job.yaml", "verl", settings={"engine.dtype": written(HOSTILE, HOSTILE), "update.mode": written(HOSTILE, "x")})
+    job = Job(
+        "job.yaml", "verl", settings={"engine.dtype": written(HOSTILE, HOSTILE), "update.mode": written(HOSTILE, "x")}
+    )
     page = render("html", [Report("job", pictures=draw(job))], ())
     assert "<img" not in page
     assert "\u202e" not in page
