@@ -89,10 +89,11 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
                 )
             elif why := _find_refusal(override, into):
                 into.refusals.append(Refusal(leaf, why))
-        elif not (override.kind or override.reason or override.package):
-            # A key of the job's own file is there.
-            if key in into.plain_overrides or not into.has(key):
-                into.plain_overrides[key] = leaf
+        # A key of the job's own file is there.
+        elif not (override.kind or override.reason or override.package) and (
+            key in into.plain_overrides or not into.has(key)
+        ):
+            into.plain_overrides[key] = leaf
         if override.kind == "~":
             _remove(key, into, leaf)
         elif override.is_sweep:
