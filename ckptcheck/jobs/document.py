@@ -6,7 +6,7 @@ The readers of YAML, TOML, Hydra overrides and launch lines all produce a `Docum
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class Refusal:
     """Whether it is an override of a command line; else it is in a configuration file."""
     missing: str = ""
     """The key that the configuration does not have, where that is why."""
+    near: str = ""
+    """A key that it has and `missing` is almost; "" where there is none."""
     unlocked_by: str = ""
     """The choice of a config group with which the configuration has the key; "" where none is known."""
     note: str = ""
@@ -125,6 +127,8 @@ class Document:
     """The arguments after the end of a launch line that ends too early."""
     takes_flags: str = ""
     """The Python script that takes settings from a command line which is not here; "" where there is none."""
+    resolvers: Mapping[str, Callable[[float, float], float]] = field(default_factory=dict)
+    """The resolvers that the job's framework registers and that compute with two numbers."""
     ambiguous: list[AmbiguousMerge] = field(default_factory=list)
     """Values that depend on the version of PyYAML."""
     replaced: dict[str, Leaf] = field(default_factory=dict)

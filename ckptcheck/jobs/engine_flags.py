@@ -119,9 +119,12 @@ DEPRECATED_ARGUMENTS = {
     "vllm": split_names("""
     num_scheduler_steps disable_log_requests use_v2_block_manager cuda_graph_sizes disable_frontend_multiprocessing task
     max_seq_len_to_capture swap_space num_redundant_experts calculate_kv_scales rope_scaling rope_theta
-    guided_decoding_backend disable_async_output_proc
+    guided_decoding_backend disable_async_output_proc disable_mm_preprocessor_cache
     """),
-    "sglang": split_names("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp"),
+    "sglang": split_names("""
+    cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp nsa_decode_backend nsa_prefill_backend
+    mamba_scheduler_strategy
+    """),
 }
 """Engine → arguments of earlier versions, which launch scripts still contain."""
 
@@ -155,7 +158,10 @@ def apply_engine_arguments(
         if argument in beside:
             continue
         if argument not in switches | valued | DEPRECATED_ARGUMENTS[engine]:
-            near = find_closest_name(argument, switches | valued)
+            near, key = find_closest_name(argument, switches | valued), resolved.leaf.key
+            if near and key.startswith("--"):
+                # The flag as the job would write it: with what its framework puts before it, and with its dashes.
+                near = key.replace(argument, near).replace(argument.replace("_", "-"), near.replace("_", "-"))
             stops = TITLES[engine] if resolved.leaf.key.startswith("--") and not job.updates_weights else ""
             job.unknown_keys.append(UnknownKey(resolved.leaf, near=near, refused_by=stops))
             continue

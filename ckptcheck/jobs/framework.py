@@ -82,6 +82,8 @@ class Framework:
     """Sets the fields that depend on more than one key; called after `sources` are read."""
     is_hydra: bool = False
     """Whether Hydra or its parser of overrides reads the command line, and refuses what it does not take."""
+    open_sections: tuple[str, ...] = ()
+    """Where the framework stops at a key that it does not have: the sections that take any key, each with its dot."""
     fork: Callable[[Document, Path], str] = lambda document, folder: ""
     """Returns the name of the table of a fork that the job starts instead, "" for none. folder: the job's."""
 
@@ -91,6 +93,8 @@ class Framework:
     """(Key of a port on which the job itself listens, key that has to be on for that; with ! one that is not written)."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Beginning of a file's name → the section that the file fills, where a job is split into several files."""
+    resolvers: Mapping[str, Callable[[float, float], float]] = field(default_factory=dict)
+    """The resolvers of OmegaConf that the framework registers, as far as they compute with two numbers."""
     is_engine: bool = False
     """Whether this is an inference engine that is started without a trainer; looked for after all trainers."""
     precedence: int = 0

@@ -1,11 +1,13 @@
 """Resolves OmegaConf's interpolations: references to other keys, ``oc.env``, ``oc.select`` and the like, which run nothing.
 
-For an interpolation that a resolver of the job computes (``${mul:2,3}``), the result states the reason why it is not resolved.
+A resolver of the job (``${mul:2,3}``) is computed where its framework registers one that is known; else the result states the
+reason why it is not resolved.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptcheck.checkpoint.document import clip
@@ -15,6 +17,8 @@ from ckptcheck.jobs.yaml_file import parse_scalar
 
 DEEPEST = 60
 """How many references may follow one another, in each other or one to the next."""
+MOST = 1e18
+"""Largest number with which a resolver of the job computes."""
 REFERENCE = re.compile(r"\$\{\s*(\.*[^\s.\[\]{}$:'\"()\\][^\s\[\]{}$:'\"()\\]*)\s*\}")
 """An interpolation that refers to a key by its path alone: ``${a.b}``, ``${..a}``."""
 SELECTED = re.compile(r"\$\{(?:oc\.select:)?\s*(\.*[^\s.,\[\]{}$:'\"()\\][^\s,\[\]{}$:'\"()\\]*)\s*[,}]")
@@ -276,11 +280,17 @@ class _Resolver:
         arguments = _read_arguments(parser)
         written = text[start : parser.at]
         resolver = RESOLVERS.get(name)
-        if resolver is None:
+        compute = self.document.resolvers.get(name)
+        if resolver is None and compute is None:
             raise Unresolved(f"{clip(written, 60)} is computed by the job itself")
         if unresolved:
             raise unresolved[0]
-        return resolver(self, arguments, path), parser.at
+        if resolver is not None:
+            return resolver(self, arguments, path), parser.at
+        value = _compute(compute, arguments)
+        if value is None:
+            raise Unresolved(f"{clip(written, 60)} is computed by the job itself")
+        return value, parser.at
 
     def environment(self, arguments: list[object], path: str) -> object:
         """Return a variable that the job's script or the user sets, else the default: ``${oc.env:NAME,default}``.
@@ -323,6 +333,22 @@ class _Resolver:
 
 RESOLVERS = {"oc.env": _Resolver.environment, "oc.select": _Resolver.select, "oc.decode": _Resolver.decode}
 """The resolvers of OmegaConf that are followed: they look up or convert, and run nothing."""
+
+
+def _compute(compute: Callable[[float, float], float] | None, arguments: list[object]) -> float | None:
+    """Return what a resolver makes of two numbers; None where they are no numbers, too large, or have no result."""
+    numbers = [each for each in arguments if isinstance(each, (int, float)) and not isinstance(each, bool)]
+    if (
+        compute is None
+        or len(numbers) != len(arguments)
+        or len(numbers) != 2
+        or any(abs(each) > MOST for each in numbers)
+    ):
+        return None
+    try:
+        return compute(*numbers)
+    except ArithmeticError:
+        return None
 
 
 def _read_variable(text: str) -> object:

@@ -37,8 +37,8 @@ class Issue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the other product."""
     among: dict[str, int] = {}
     """Keys by whose product that of `whole` is divided first, rounded down: ranks that share it."""
-    fits: Literal["a divisor", "at most", "equal"] = "a divisor"
-    """How the framework asserts that `part` fits `whole`."""
+    fits: Literal["a divisor", "at most", "equal", "sum at most"] = "a divisor"
+    """How the framework asserts that `part` fits `whole`; with ``sum at most`` the sum of `part` counts, not its product."""
     severity: Literal["error", "warning", "info"] = "error"
     """error: the program stops, or computes something its user did not mean."""
     hint: str = ""

@@ -101,13 +101,17 @@ def list_slips(document: Document, table: KeyNames) -> Iterator[UnknownKey]:
             yield UnknownKey(leaf, near=meant + rest)
 
 
-def list_refused(overrides: Mapping[str, Leaf], table: KeyNames, title: str) -> Iterator[UnknownKey]:
-    """Yield each override without ``+`` whose key no release has, so that Hydra refuses it. title: the framework's."""
+def list_refused(overrides: Mapping[str, Leaf], table: KeyNames, title: str, stops: str) -> Iterator[UnknownKey]:
+    """Yield each key that no release of a framework has.
+
+    overrides: the keys; Hydra's without ``+``. stops: what stops at it, as the message says it; "" where the job may have
+    configurations of its own.
+    """
     for path, leaf in overrides.items():
         # A name without a dot may choose a file of a config group.
         if "." in path and find_unknown_part(path, table.names) is not None:
-            why = f"no version of {title} to {table.date} has it, and Hydra refuses a key that the configuration lacks"
-            yield UnknownKey(leaf, why)
+            why = f"no version of {title} to {table.date} has it"
+            yield UnknownKey(leaf, f"{why}, and {stops}" if stops else why, refused_by=title if stops else "")
 
 
 SAYS_NOTHING: tuple[object, ...] = (None, False, "", {}, [])

@@ -171,8 +171,13 @@ class KeyTable:
             )
         return unknown
 
-    def list_unknown_flags(self, document: Document, release: int, others: frozenset[str]) -> list[UnknownKey]:
-        """Return the flags of a command line that neither a release has nor the programs around it. others: theirs."""
+    def list_unknown_flags(
+        self, document: Document, release: int, others: frozenset[str], refused_by: str = ""
+    ) -> list[UnknownKey]:
+        """Return the flags of a command line that neither a release has nor the programs around it.
+
+        others: theirs. refused_by: the framework, where it stops at such a flag.
+        """
         unknown: list[UnknownKey] = []
         for path, leaf in document.leaves.items():
             key = path.partition(".")[0]
@@ -181,7 +186,7 @@ class KeyTable:
             known_in = self.list_releases(key)
             why = f"{self.describe(release)} has no such key; {self.describe(known_in[-1])} had it" if known_in else ""
             near = "" if known_in else find_closest_name(key, self.names_below("", release) | others)
-            if (unknown_key := UnknownKey(leaf, why, near)) not in unknown:
+            if (unknown_key := UnknownKey(leaf, why, near, refused_by=refused_by if near else "")) not in unknown:
                 unknown.append(unknown_key)
         return unknown
 

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from math import prod
 
 import msgspec
 
@@ -104,7 +105,10 @@ def find_met_issues(job: Job, document: Document, framework: str) -> list[MetIss
             _meet(job, issue, arguments.get, engine, own, NEWEST[job.engine], "engine")
             for issue in load_issues(job.engine)
         ]
-    return [found for found in met if found is not None]
+    found = [each for each in met if each is not None]
+    # What is too large divides nothing either.
+    too_large = [each.issue.part for each in found if each.issue.fits == "at most"]
+    return [each for each in found if each.issue.fits != "a divisor" or each.issue.part not in too_large]
 
 
 def _meet(
@@ -123,7 +127,9 @@ def _meet(
         side: framework or engine, for the option that gives the version.
         own_files: Files of the program's own checkout that hold its version.
     """
-    described, reasons, first = [], [], None
+    described: list[str] = []
+    reasons: list[str] = []
+    leaves: list[Leaf] = []
     for name, wanted in issue.when.items():
         setting = _find_setting(job, name, find_key)
         if setting.status == "unresolved":
@@ -137,16 +143,16 @@ def _meet(
             continue
         if not matches(setting.value, wanted):
             return None
-        if setting.leaf is not None:
-            first = first or setting.leaf
-            described.append(f"{setting.leaf.key.lstrip('-')} {shown(setting.value)} ({setting.place})")
-        elif setting.is_known:
-            described.append(f"{name} {shown(setting.value)} ({setting.place})")
+        leaves += [setting.leaf] if setting.leaf is not None else []
+        # What is off only does not stand in the way.
+        if setting.is_known and (setting.value or UNWRITTEN not in _list_wanted(wanted)):
+            key = setting.leaf.key.lstrip("-") if setting.leaf is not None else name
+            described.append(f"{key} {shown(setting.value)} ({setting.place})")
     if issue.whole:
-        sizes = _compare_sizes(job, issue, find_key, described, reasons)
+        sizes = _compare_sizes(job, issue, find_key, reasons)
         if sizes is None:
             return None
-        first = first or sizes
+        described, leaves = [*sizes[0], *described], [*sizes[1], *leaves]
     begin, end = issue.span
     holds = holds_in(version, begin, end, newest)
     is_known = version.is_known and version.place != BY_KEYS
@@ -161,39 +167,44 @@ def _meet(
         return None
     elif holds is None or is_of_checkout:
         reasons.append(f"{program} {version.text} may be before or after {end.commit if end else 'it'}")
-    found = MetIssue(issue, program, " and ".join(described), first)
-    return replace(found, unsure="; ".join(reasons))
+    first = next((leaf for leaf in leaves if not leaf.is_default), leaves[0] if leaves else None)
+    met = MetIssue(issue, program, " and ".join(described), first)
+    return replace(met, unsure="; ".join(reasons))
 
 
 def _compare_sizes(
-    job: Job, issue: Issue, find_key: Callable[[str], ResolvedValue | None], described: list[str], reasons: list[str]
-) -> Leaf | None:
-    """Return the first size of an issue that the job writes, if the sizes do not fit; None where they do, or one is not known.
+    job: Job, issue: Issue, find_key: Callable[[str], ResolvedValue | None], reasons: list[str]
+) -> tuple[list[str], list[Leaf]] | None:
+    """Return an issue's sizes with their places, and the leaves that write them, if they do not fit.
 
-    described, reasons: get the sizes, and why one is not resolved.
+    None where they do, where one is not known, and where the job writes none. reasons: gets why one is not resolved.
     """
-    leaf, products = None, []
+    described: list[str] = []
+    leaves: list[Leaf] = []
+    products = []
     for sizes in (issue.part, issue.whole, issue.among):
-        product = 1
+        numbers = []
         for name, default in sizes.items():
             setting = _find_setting(job, name, find_key)
             if setting.status == "unresolved":
                 reasons.append(f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}")
-                return setting.leaf
+                return described, [*leaves, *([setting.leaf] if setting.leaf else ())]
             size = coerce(setting.value, "number") if setting.is_known else default
+            if isinstance(size, float) and size.is_integer():
+                size = int(size)
             if not isinstance(size, int) or size < 1:
                 return None
-            product *= size
-            leaf = leaf or setting.leaf
+            numbers.append(size)
             if setting.leaf is not None:
+                leaves.append(setting.leaf)
                 described.append(f"{setting.leaf.key.lstrip('-')} {size} ({setting.place})")
             elif size != 1:
-                described.append(f"{name} {size} (default)")
-        products.append(product)
+                described.append(f"{name} {size} ({setting.place if setting.is_known else 'default'})")
+        products.append(sum(numbers) if issue.fits == "sum at most" and sizes is issue.part else prod(numbers))
     part, whole, ranks = products
     whole //= ranks
-    fit = {"a divisor": whole % part == 0, "at most": part <= whole, "equal": part == whole}[issue.fits]
-    return None if fit else leaf
+    fit = {"a divisor": whole % part == 0, "equal": part == whole}.get(issue.fits, part <= whole)
+    return None if fit or not leaves else (described, leaves)
 
 
 def _is_misspelt(name: str, job: Job) -> bool:

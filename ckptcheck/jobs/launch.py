@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.document import Document, Leaf, Refusal
+from ckptcheck.jobs.framework import find_closest_name
 from ckptcheck.jobs.hydra.override import Override, parse_override
 from ckptcheck.jobs.hydra.value_grammar import GrammarError
 from ckptcheck.jobs.interpolation import count_values, resolve
+from ckptcheck.jobs.key_names import is_slip
 from ckptcheck.jobs.shell.word import MARK, Word
 from ckptcheck.jobs.yaml_file import parse_scalar
 
@@ -81,10 +83,16 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
             pass
         elif into.is_composed and not override.reason:
             if missing := _find_missing_key(override, into):
-                into.refusals.append(Refusal(leaf, f"the configuration has no key {missing}", missing=missing))
+                near = _find_near_key(missing, into)
+                into.refusals.append(
+                    Refusal(leaf, f"the configuration has no key {missing}", missing=missing, near=near)
+                )
             elif why := _find_refusal(override, into):
                 into.refusals.append(Refusal(leaf, why))
-        elif not (override.kind or override.reason or override.package or into.has_section(key)):
+        # A key of the job's own file is there.
+        elif not (override.kind or override.reason or override.package) and (
+            key in into.plain_overrides or not into.has(key)
+        ):
             into.plain_overrides[key] = leaf
         if override.kind == "~":
             _remove(key, into, leaf)
@@ -105,6 +113,19 @@ def _find_missing_key(override: Override, document: Document) -> str:
         return key
     if isinstance(override.value, dict) and document.has_section(key):
         return next((path for path in list_paths(override.value, key) if not document.has(path)), "")
+    return ""
+
+
+def _find_near_key(missing: str, document: Document) -> str:
+    """Return the key of a document that a missing one is almost, but for a letter or two in one of its parts; "" for none."""
+    parts = missing.split(".")
+    for number, part in enumerate(parts):
+        section = ".".join(parts[:number])
+        if document.has(".".join(parts[: number + 1])):
+            continue
+        near = find_closest_name(part, frozenset(document.keys_of(section)))
+        meant = ".".join([*parts[:number], near, *parts[number + 1 :]])
+        return meant if near and is_slip(part, near) and document.has(meant) else ""
     return ""
 
 

@@ -13,7 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.framework_folders import find_framework_data, list_frameworks_with, load_framework_file
 from ckptcheck.jobs import launch
 from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
-from ckptcheck.jobs.document import Document
+from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import apply_engine_defaults
 from ckptcheck.jobs.files import PINNED, SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.jobs.framework import Framework, environment_flag, fill_job, find_closest_name
@@ -130,6 +130,9 @@ def _read_job(
     _apply_overrides(document, values, reader)
     document.environment |= find_environment(document)
     document.environment |= files.environment
+    if reader.resolvers:
+        document.resolvers = reader.resolvers
+        document.resolved.clear()
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.reader, job.launch, job.sender = reader.name, document.launch, document.sender
     job.is_in_code = document.is_in_code
@@ -172,11 +175,22 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
         return
     reported = {id(unknown_key.leaf) for unknown_key in job.unknown_keys}
     found = list(list_slips(document, names))
+    slips = {id(unknown_key.leaf) for unknown_key in found}
+    written: dict[str, Leaf] = {}
     if framework.is_hydra:
-        slips = {id(unknown_key.leaf) for unknown_key in found}
-        found += [
-            key for key in list_refused(document.plain_overrides, names, job.framework) if id(key.leaf) not in slips
-        ]
+        written = document.plain_overrides
+        is_own = any("." not in path for path in written) or any("searchpath" in word for word in document.launch)
+        stops = "" if is_own else "Hydra refuses a key that the configuration lacks"
+    elif framework.open_sections:
+        # Other files beside the job's hold keys for its start in a cluster.
+        written = {
+            path: leaf
+            for path, leaf in document.leaves.items()
+            if (leaf.file or ".toml").endswith(".toml") and not path.startswith(framework.open_sections)
+        }
+        stops = f"{job.framework} stops at a key that it lacks"
+    if written:
+        found += [key for key in list_refused(written, names, job.framework, stops) if id(key.leaf) not in slips]
     job.unknown_keys += [unknown_key for unknown_key in found if id(unknown_key.leaf) not in reported]
 
 

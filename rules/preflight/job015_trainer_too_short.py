@@ -25,6 +25,9 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job
 
+REFUSED = (("PipelineRL", True), ("open-instruct", False))
+"""(The framework that stops, whether the engine's context is too long for it or else prompt and response are)."""
+
 
 @rule(
     "JOB015",
@@ -56,7 +59,7 @@ def check(job: Job) -> Iterator[Problem]:
         yield job.problem(
             f"the trainer takes sequences of {max_length:g} tokens ({job['trainer.max_length'].place}), and {reason}",
             at="trainer.max_length",
-            # PipelineRL's launcher compares the two before anything starts.
-            severity="error" if job.framework == "PipelineRL" and longest == context else None,
+            # Two programs compare them before anything starts: PipelineRL's launcher, and open_instruct/data_loader.py:501.
+            severity="error" if (job.framework, longest == context) in REFUSED else None,
             hint="raise the trainer's length",
         )

@@ -2,8 +2,8 @@
 
 ## What it checks
 Keys are keys that the framework or the engine has, and hold values that it takes. A key that is almost one of them, but for a
-letter or two, is a warning. It says what the program does with such a key where that is known: slime, miles and TRL's own scripts
-drop it, SkyRL, AReaL and open-instruct stop at it.
+letter or two, is a warning, as is one at which the job stops because no version has it. It says what the program does with such a
+key where that is known: slime, miles and TRL's own scripts drop it, SkyRL, AReaL and open-instruct stop at it.
 
 Of about 150 keys that take a name all values are known, from all releases (`[values]` in the `known_issues.toml` of each framework
 and engine). A value that is almost one of them is an error where the program stops at all others, and a warning where a plugin may
@@ -47,8 +47,12 @@ MOST_VALUES = 15
 @rule("JOB023", "key-not-understood", severity="info", on="job")
 def check(job: Job) -> Iterator[Problem]:
     unknown_keys = []
+    # What Hydra refuses is a finding of its own, with the name that was meant.
+    refused = {(refusal.leaf.key, refusal.leaf.line) for refusal in job.refusals if refusal.missing}
     for unknown_key in job.unknown_keys:
         leaf, program = unknown_key.leaf, unknown_key.dropped_by or unknown_key.refused_by
+        if (leaf.key, leaf.line) in refused and not unknown_key.values:
+            continue
         if unknown_key.values:
             taken, instead = f"{program} takes" if program else "takes", join_truncated(unknown_key.values, MOST_VALUES)
             yield job.problem_at(
@@ -61,17 +65,22 @@ def check(job: Job) -> Iterator[Problem]:
             )
             continue
         name, near = (re.split(r"[.]|--", each)[-1].replace("-", "_") for each in (leaf.key, unknown_key.near))
-        if not unknown_key.near or not (program or is_slip(name, near)):
+        is_refused = bool(unknown_key.why and program and not unknown_key.near)
+        if not is_refused and (not unknown_key.near or not (program or is_slip(name, near))):
             unknown_keys.append(unknown_key)
             continue
         end = "drops it without a word" if unknown_key.dropped_by else "stops at it"
-        what = f"{program} has no {clip(leaf.key)}, and {end}" if program else f"{clip(leaf.key)} is no known key"
+        what = (
+            f"{program} has no {clip(leaf.key)}, and {end}"
+            if program and not is_refused
+            else f"{clip(leaf.key)} is no known key"
+        )
         yield Problem(
-            f"{what}: did you mean {unknown_key.near}?",
+            f"{what}: {unknown_key.why if is_refused else f'did you mean {unknown_key.near}?'}",
             file=leaf.file,
             line=leaf.line if leaf.file else None,
             severity="warning",
-            hint=f"write {unknown_key.near}",
+            hint="correct the key, or leave it out" if is_refused else f"write {unknown_key.near}",
         )
     if not unknown_keys:
         return

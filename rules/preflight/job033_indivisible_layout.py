@@ -9,7 +9,8 @@ For a trainer and a critic that run in Megatron, against the config.json of the 
 - expert parallelism (EP) divides the experts;
 - TP × PP × context parallelism, and EP × PP, divide the number of GPUs.
 
-For an engine of vLLM, against the checkpoint that it starts from: its TP divides the attention heads.
+For a trainer of NeMo-RL with DTensor: TP divides the attention heads and the key-value heads. For an engine of vLLM or SGLang,
+against the checkpoint that it starts from: its TP divides the attention heads.
 
 ## Why it matters
 Megatron stops when it builds the model, after hours in a queue. In a job with a critic the actor's layout is often changed and
@@ -22,8 +23,9 @@ Set the parallel sizes to divisors, or take GPUs in a multiple of their product.
 A fork of Megatron may pad heads or spread layers unevenly by itself. `--ignore JOB033` silences it.
 
 ## Seen in
-The checks of megatron-core 0.16.1 (`TransformerConfig.__post_init__`, `get_num_layers_to_build`, `initialize_model_parallel`) and
-of vLLM 0.32.0 (`ModelConfig.verify_with_parallel_config`)
+The checks of megatron-core 0.16.1 (`TransformerConfig.__post_init__`, `get_num_layers_to_build`, `initialize_model_parallel`),
+of vLLM 0.32.0 (`ModelConfig.verify_with_parallel_config`), of SGLang 0.5.23 (qwen3.py:166) and of NeMo-RL 7ea279abf
+(nemo_rl/models/dtensor/parallelize.py:669)
 """
 
 from collections.abc import Iterator
@@ -39,14 +41,23 @@ READS_STAGES = ("ROLL", "verl")
 """The frameworks whose settings for uneven pipeline stages are read; in others layers are not compared."""
 
 
+STOPS = {"megatron": "Megatron", "dtensor": "NeMo-RL"}
+"""The trainer's backend → what stops."""
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+APART = (
+    "dp_size", "data_parallel_size", "enable_dp_attention", "pp_size", "pipeline_parallel_size", "moe_dp_size", "attn_cp_size",
+)  # fmt: skip
+"""Arguments of SGLang that leave fewer ranks than GPUs to share the heads."""
+
+
 @rule(
     "JOB033",
     "indivisible-layout",
     severity="error",
     on="job",
     when=lambda job: (
-        any(job.text(f"{side}.backend") == "megatron" for side in SIDES)
-        or (job.engine == "vllm" and job["engine.tp"].status != "unknown")
+        any(job.text(f"{side}.backend") in STOPS for side in SIDES)
+        or (job.engine in ENGINES and job["engine.tp"].status != "unknown")
     ),
 )
 def check(job: Job) -> Iterator[Problem]:
@@ -54,7 +65,7 @@ def check(job: Job) -> Iterator[Problem]:
     unread: dict[str, list[str]] = {}
     yield from _check_engine(job, unread)
     for side, names in SIDES.items():
-        if job.text(f"{side}.backend") != "megatron":
+        if job.text(f"{side}.backend") not in STOPS:
             continue
         named = [job.checkpoints[name] for name in names if name in job.checkpoints]
         checkpoint = next((checkpoint for checkpoint in named if checkpoint.dimensions), named[0] if named else None)
@@ -77,16 +88,18 @@ def check(job: Job) -> Iterator[Problem]:
 
 
 def _check_engine(job: Job, unread: dict[str, list[str]]) -> Iterator[Problem]:
-    """Yield a problem where vLLM's ranks do not divide the model's heads. unread: gets why that is not known."""
+    """Yield a problem where an engine's ranks do not divide the model's heads. unread: gets why that is not known."""
     tp, checkpoint = _size(job, "engine.tp"), job.checkpoints.get("checkpoint.model")
-    if job.engine != "vllm" or tp == 1 or checkpoint is None:
+    is_apart = job.engine == "sglang" and any(name in job.engine_arguments for name in APART)
+    if job.engine not in ENGINES or tp == 1 or checkpoint is None or is_apart:
         return
     heads = checkpoint.dimensions.heads if checkpoint.dimensions else None
     if heads is None:
         unread.setdefault(checkpoint.reason or "no heads are known", []).append("the engine's")
     elif heads % tp:
         yield job.problem(
-            f"the engine has TP {tp}, which does not divide the {heads} attention heads of {checkpoint.named}: vLLM stops",
+            f"the engine has TP {tp}, which does not divide the {heads} attention heads of {checkpoint.named}:"
+            f" {ENGINES[job.engine]} stops",
             at="engine.tp",
             hint="choose a size that divides them",
         )
@@ -131,6 +144,8 @@ def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[P
     groups = model.kv_heads
     if groups and groups % tp and tp % groups:
         divided.append(("tp", tp, groups, "key-value heads"))
+    if job.text(f"{side}.backend") == "dtensor":
+        divided = [("tp", tp, model.heads, "attention heads"), ("tp", tp, groups, "key-value heads")]
     wrong: dict[str, list[str]] = {}
     for part, size, number, what in divided:
         if number and number % size:
@@ -140,7 +155,7 @@ def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[P
         size = pp * vpp if part == "vpp" else _size(job, f"{side}.{part}")
         yield job.problem(
             f"the {side} has {written.upper()} {size}, which does not divide the {' or the '.join(parts)} of {checkpoint.named}:"
-            " Megatron stops when it builds the model",
+            f" {STOPS[str(job.text(f'{side}.backend'))]} stops when it builds the model",
             at=f"{side}.{part}",
             hint="choose a size that divides them"
             + ("" if part == "tp" or part == "ep" else ", or set how many layers the first and last stage have"),

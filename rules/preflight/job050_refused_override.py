@@ -35,7 +35,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.document import Refusal
 from ckptcheck.jobs.job import Job
-from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.text.formatting import count, join_truncated, join_words
 
 MOST = 6
 """Largest number of findings, and of keys in one."""
@@ -63,11 +63,14 @@ def check(job: Job) -> Iterator[Problem]:
             hint=f"write {choice}" + (f" in place of {clip(meant.missing, 120)}=…" if meant else ""),
         )
     if missing:
+        near = [clip(refusal.near, 120) for refusal in missing if refusal.near]
         yield Problem(
             f"Hydra refuses {count(len(missing), 'override')}: the configuration has no key {_list_keys(missing)}",
             file=missing[0].leaf.file,
             line=missing[0].leaf.line,
-            hint="correct the key, or write +key=… where the program reads one that its configuration does not have",
+            hint=f"write {join_words(list(dict.fromkeys(near)))}"
+            if near
+            else "correct the key, or write +key=… where the program reads one that its configuration does not have",
         )
     for refusal in [refusal for refusal in refused if not refusal.missing][:MOST]:
         yield Problem(

@@ -9,6 +9,8 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.open_job import open_job
+from ckptcheck.linter.rule_loader import load_rules
+from ckptcheck.linter.runner import run_rules
 
 VERL = {
     "verl/trainer/main_ppo.py": 'import hydra\n\n@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)\n'
@@ -55,6 +57,24 @@ def test_the_default_of_the_program(tmp_path: Path) -> None:
     assert job.files == ("run.sh",)
     assert not job.unknown_keys
     assert [refusal.missing for refusal in job.refusals] == ["actor_rollout_ref.model.path"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("actor_rollout_ref.rolout.n=1", "actor_rollout_ref.rollout.n"),
+        ("actor_rollout_ref.rollout.temprature=1", "actor_rollout_ref.rollout.temperature"),
+        ("actor_rollout_ref.rolout.temprature=1", ""),
+        ("trainer.nope=1", ""),
+    ],
+)
+def test_a_refused_override_is_told_what_it_is_almost(tmp_path: Path, written: str, meant: str) -> None:
+    files = {**VERL, "verl/trainer/config/rollout/rollout.yaml": "name: ???\ntemperature: 0.9\nn: 1\n"}
+    job = open_script(tmp_path, files, RUN.format(module="verl.trainer.main_ppo", more=written))
+    assert [refusal.near for refusal in job.refusals if refusal.missing == written.partition("=")[0]] == [meant]
+    found = run_rules(job, [rule for rule in load_rules() if rule.code in ("JOB023", "JOB050")]).findings
+    assert [finding.code for finding in found] == ["JOB050"] * len(found), "one finding a cause"
+    assert not meant or any(meant in (finding.hint or "") for finding in found)
 
 
 def test_a_searchpath_of_the_program_is_the_programs(tmp_path: Path) -> None:

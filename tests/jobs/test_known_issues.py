@@ -26,7 +26,7 @@ NAMES = sorted(file.parent.name.replace("_", "-") for file in FOLDERS.glob("*/kn
 ISSUES = [pytest.param(name, issue, id=f"{name}-{issue.source}") for name in NAMES for issue in load_issues(name)]
 SOURCE = re.compile(r"[\w.-]+/[\w.-]+(#\d+|@[0-9a-f]{7,12}| \d+(\.\d+)+)")
 ENGINES = ("vllm", "sglang")
-FORKS = {"miles": {"custom_reward_post_process_path": "miles.rollout"}}
+FORKS = {"miles": {"custom_rollout_log_function_path": "miles.rollout"}}
 """Fork → a key by which its jobs are recognised."""
 UNLISTED = (
     TRAINING_ARGUMENTS
@@ -123,9 +123,13 @@ def test_an_issue_is_found_in_its_job_and_not_in_the_sound_twins(name: str, issu
         }
         sizes = {key: int(issue.example.get(key, default)) or 1 for key, default in defaults.items()}
         first, *others = (key.partition("|")[0] for key in issue.part)
-        fitting = math.prod(sizes[key] for key in issue.whole if key in sizes) // math.prod(
-            sizes[key] for key in (*others, *issue.among)
-        )
+        whole = math.prod(sizes[key.partition("|")[0]] for key in issue.whole)
+        if first in FIELDS:
+            first, fitting = next(iter(issue.whole)), 720_720
+        elif issue.fits == "sum at most":
+            fitting = whole - sum(sizes[key] for key in others)
+        else:
+            fitting = whole // math.prod(sizes[key] for key in (*others, *issue.among))
         assert not is_met(read(name, {**keys, first: fitting}, with_it, tmp_path), issue), f"{first} is {fitting}"
     for key in issue.example if any(key in FIELDS for key in issue.when) and not issue.whole else ():
         twins = [{**keys, key: other} for other in (None, "megatron")]

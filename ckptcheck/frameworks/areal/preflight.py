@@ -177,7 +177,7 @@ def _set_allocation(job: Job, document: Document) -> None:
                 UnknownKey(
                     written.leaf,
                     f"{written.value} is no backend with sizes, as fsdp:d8 is",
-                    refused_by=AREAL,
+                    refused_by=AREAL if ":" in str(written.value) else "",
                     values=tuple(f"{name}:d8" for name in (ENGINES if side == "engine" else TRAINERS))
                     if ":" in str(written.value)
                     else (),
@@ -189,8 +189,7 @@ def _set_allocation(job: Job, document: Document) -> None:
         values: dict[str, object] = {"name" if side == "engine" else "backend": part.backend if part else None}
         for name, letter in SIZES.items() if side != "engine" else (("tp", "t"),):
             values[name] = part[letter] if part else None
-        if side != "engine":
-            values["world"] = part.world if part else None
+        values["world"] = part.world if part else None
         for name, value in values.items():
             job.settings[f"{side}.{name}"] = derive_setting(written, value)
     critic = "critic" in sides and sides["critic"][1] is not None

@@ -109,7 +109,8 @@ def _finish(job: Job, document: Document) -> None:
     number, _ = table.pick_release(job, document, TRAINING_ARGUMENTS)
     of = f"{SWIFT} {table.describe(number).removeprefix('v')}"
     # ms-swift refuses them, but for what Megatron itself takes until 3.12.
-    job.unknown_keys += table.list_unknown_flags(document, number, TRAINING_ARGUMENTS | OTHER_KEYS | {SERVER})
+    others = TRAINING_ARGUMENTS | OTHER_KEYS | {SERVER}
+    job.unknown_keys += table.list_unknown_flags(document, number, others, "" if is_megatron else SWIFT)
     for name, source in {**PATHS, **(MEGATRON if is_megatron else {})}.items():
         set_from_table(job, document, name, source, table, number, of)
     if document.has("moe_permute_fusion"):

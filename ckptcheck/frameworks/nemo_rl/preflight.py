@@ -9,6 +9,7 @@ top-k to its own logprobs too (``TrainingSamplingParams``).
 
 from __future__ import annotations
 
+import operator
 import re
 
 from ckptcheck.jobs.document import Document
@@ -246,6 +247,8 @@ FRAMEWORK = Framework(
     title=NEMO,
     style="hydra",
     is_hydra=True,
+    # nemo_rl/utils/config.py, register_omegaconf_resolvers
+    resolvers={"add": operator.add, "mul": operator.mul, "div": operator.truediv, "max": max},
     sources=SOURCES,
     signs=(
         ("policy.generation",),

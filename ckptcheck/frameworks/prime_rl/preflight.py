@@ -130,6 +130,8 @@ FRAMEWORK = Framework(
     signs=(("orchestrator", "trainer"), ("orchestrator", "inference"), ("orchestrator", "model")),
     launches=re.compile(r"(^|\s)(\S*/)?rl\s+(@|--trainer|--orchestrator|--inference)|prime_rl\.\S*rl\b|\brl\.py\s+@"),
     finish=_finish,
+    # pydantic's extra="allow" (prime_rl/configs/inference.py:55)
+    open_sections=("inference.vllm.",),
     ports=(("inference.server.port", ""),),
     parts=PARTS,
 )

@@ -1,6 +1,6 @@
-"""The flags that slime's train.py takes, and which of them a misspelt one may mean.
+"""The flags that the train.py of slime and miles takes, and which of them a misspelt one may mean.
 
-slime parses its command line with ``ignore_unknown_args``, so it drops an unknown flag without a message. Source:
+slime parses its command line with ``ignore_unknown_args``, so it drops an unknown flag without a message; miles stops. Source:
 ``slime/utils/arguments.py`` and ``scripts/`` of THUDM/slime at 624b824.
 """
 
@@ -58,26 +58,64 @@ MEGATRON = split_names("""
     attention_dropout attention_output_gate attention_softmax_in_fp32 bf16 context_parallel_size
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers deterministic_mode disable_bias_linear
     enable_experimental expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size fp8_format fp8_recipe
-    group_query_attention hidden_dropout hidden_size kv_channels kv_lora_rank lr_decay_style lr_warmup_fraction
-    make_vocab_size_divisible_by max_position_embeddings min_lr moe_aux_loss_coeff moe_enable_deepep moe_ffn_hidden_size
-    moe_grouped_gemm moe_layer_freq moe_permute_fusion moe_router_bias_update_rate moe_router_dtype
-    moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
-    moe_router_pre_softmax moe_router_score_function moe_router_topk moe_router_topk_scaling_factor
-    moe_shared_expert_gate moe_shared_expert_intermediate_size moe_token_dispatcher_type moe_token_drop_policy mscale
-    mscale_all_dim multi_latent_attention no_check_for_nan_in_loss_and_grad no_gradient_accumulation_fusion
-    no_masked_softmax_fusion no_offload_rollout no_offload_train no_position_embedding no_rope_fusion norm_epsilon
-    normalization num_attention_heads num_experts num_layers num_query_groups optimizer optimizer_cpu_offload
-    overlap_cpu_optimizer_d2h_h2d pipeline_model_parallel_size position_embedding_type post_mlp_layernorm
-    post_self_attn_layernorm q_lora_rank qk_head_dim qk_layernorm qk_pos_emb_head_dim recompute_granularity
-    recompute_method recompute_num_layers rotary_base rotary_interleaved rotary_percent rotary_scaling_factor seq_length
-    sequence_parallel spec swiglu tensor_model_parallel_size transformer_impl untie_embeddings_and_output_weights
-    use_distributed_optimizer use_gated_attention use_precision_aware_optimizer use_rope_scaling
-    use_rotary_position_embeddings v_head_dim vocab_size weight_decay
+    group_query_attention hidden_dropout hidden_size kv_channels kv_lora_rank local_rank lr_decay_iters
+    lr_decay_style lr_warmup_fraction make_vocab_size_divisible_by max_position_embeddings min_lr moe_aux_loss_coeff
+    moe_enable_deepep moe_ffn_hidden_size moe_grouped_gemm moe_layer_freq moe_permute_fusion
+    moe_router_bias_update_rate moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk
+    moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax moe_router_score_function
+    moe_router_topk moe_router_topk_scaling_factor moe_shared_expert_gate moe_shared_expert_intermediate_size
+    moe_token_dispatcher_type moe_token_drop_policy mscale mscale_all_dim multi_latent_attention
+    no_check_for_nan_in_loss_and_grad no_gradient_accumulation_fusion no_masked_softmax_fusion no_offload_rollout
+    no_offload_train no_position_embedding no_rope_fusion norm_epsilon normalization num_attention_heads num_experts
+    num_layers num_query_groups optimizer optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d
+    pipeline_model_parallel_size position_embedding_type post_mlp_layernorm post_self_attn_layernorm q_lora_rank
+    qk_head_dim qk_layernorm qk_pos_emb_head_dim recompute_granularity recompute_method recompute_num_layers
+    rope_type rotary_base rotary_interleaved rotary_percent rotary_scaling_factor seq_length sequence_parallel spec
+    swiglu tensor_model_parallel_size transformer_impl untie_embeddings_and_output_weights use_distributed_optimizer
+    use_gated_attention use_precision_aware_optimizer use_rope_scaling use_rotary_position_embeddings v_head_dim
+    vocab_size weight_decay
 """)
-"""Megatron's flags in slime's scripts. Megatron has more of them, so that a name which is not here need not be wrong."""
-KNOWN = OWN | MEGATRON
-LIKENESS = 0.92
-"""Least similarity of a misspelt name (difflib), if it differs in more than the order of its words."""
+"""Megatron's flags in slime's scripts, and those that are almost one of slime's or miles'. Megatron has more of them, so that a
+name which is not here need not be wrong."""
+OF_MILES = split_names("""
+    allow_partial_train_step async_data_buffer_capacity_factor async_max_concurrent_samples
+    async_unused_samples_handler chat_template_path check_lora_weight_equal
+    check_rematerialize_param_from_master_weight check_weight_update_allow_quant_error check_weight_update_selector
+    check_weight_update_skip_list ci_check_model_hash ci_disable_logprobs_checker ci_disable_weight_update_checker
+    ci_ft_test_actions ci_inject_rollout_data_min_match_ratio ci_inject_rollout_data_path
+    ci_inject_rollout_data_start_rollout_id ci_metric_checker_key ci_metric_checker_threshold ci_save_model_hash
+    control_server_port critic_load critic_lr critic_lr_warmup_iters critic_num_gpus_per_node critic_num_nodes
+    critic_save custom_async_data_buffer_path custom_megatron_post_save_hook_path debug_deterministic_collective
+    debug_disable_optimizer debug_exit_after_rollout debug_skip_weight_update delay_split_train_data_by_dp
+    disable_rollout_trim_samples dsa_attention_backend dumper_dir dumper_enable dumper_fwd_bwd dumper_fwd_only
+    dumper_inference dumper_source_patcher_config_inference dumper_source_patcher_config_train enable_event_analyzer
+    enable_witness env_report eval_hf_dir eval_keep_snapshots eval_max_in_flight eval_num_gpus
+    eval_num_gpus_per_engine eval_overflow_policy exclude_modules experts_shared_outer_loras
+    extra_high_precision_layers_hf extra_high_precision_layers_megatron ft_components fully_async indep_dp
+    linear_attention_backend lora_adapter_path lora_alpha lora_base_cpu_backup lora_dropout lora_rank
+    lora_sync_from_tensor lora_train_only lora_type low_memory_resume max_weight_staleness megatron_to_hf_mode
+    mfu_peak_tflops miles_dsa_topk_backend miles_router_health_check_failure_threshold miles_router_max_connections
+    miles_router_timeout mini_ft_controller_enable mini_ft_controller_poll_interval mini_ft_controller_resume_delay
+    mlflow_experiment_name mlflow_run_id mlflow_run_name mlflow_tracking_uri moe_input_jitter_eps
+    moe_router_force_biased moe_router_force_load_balancing mooncake_replica_num mooncake_store_init_kwargs
+    multi_lora_adapter multi_lora_api_port multi_lora_backend_path multi_lora_disable_service_mode
+    multi_lora_http_server_path multi_lora_idle_poll_s multi_lora_max_adapter_global_batch_size
+    multi_lora_max_coalesce_wait_s multi_lora_max_empty_wait_s multi_lora_n_adapters
+    no_sglang_lora_use_virtual_experts object_store_backend observe_training_entropy offload_rollout_level
+    offload_train_disk_chunk_mb offload_train_disk_dir offload_train_target opd_log_prob_top_k
+    opd_reward_weight_mode opd_teacher_key opd_teacher_urls opd_top_k_strategy opd_topk_per_position
+    p2p_transfer_num_workers p2p_transfer_timeout pause_generation_mode pin_rollout_manager_to_head
+    prefill_num_servers prometheus_port prometheus_run_name qkv_format recompute_logprobs_via_prefill
+    rematerialize_param_from_master_weight rollout_external rollout_submission_granularity save_debug_event_data
+    save_debug_trajectory_data save_local_weight_checksum save_trigger_sentinel session_message_matcher
+    session_sample_picker_path session_sample_postprocessor_path session_server_ip session_server_port
+    skip_actor_forward_only stream_optimizer_state_moment_dtype stream_optimizer_state_to_disk target_modules
+    tito_model train_memory_margin_bytes true_on_policy_mode update_weight_transfer_mode
+    use_dynamic_global_batch_size use_indexer_replay use_miles_router use_mlflow use_prometheus
+    use_rollout_indexer_replay use_session_server witness_buffer_size
+""")
+"""The flags that miles has beside slime's: ``miles/utils/arguments.py`` of radixark/miles at 31f1ca961."""
+KNOWN = OWN | MEGATRON | OF_MILES
 
 
 def find_meant_flag(name: str) -> str:
@@ -90,5 +128,5 @@ def find_meant_flag(name: str) -> str:
     """
     if name in KNOWN or name.removeprefix("no_") in KNOWN:
         return ""
-    near = find_closest_name(name, KNOWN, LIKENESS)
+    near = find_closest_name(name, KNOWN)
     return near if is_slip(name, near) or sorted(name.split("_")) == sorted(near.split("_")) else ""

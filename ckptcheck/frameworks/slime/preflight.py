@@ -126,7 +126,10 @@ def _finish(job: Job, document: Document) -> None:
         is_other_spelling = name in OWN and leaf.key.startswith("--") and "_" in leaf.key
         meant = name if is_other_spelling else find_meant_flag(name)
         if not name.startswith("sglang_") and meant:
-            job.unknown_keys.append(UnknownKey(leaf, near=f"--{meant.replace('_', '-')}", dropped_by=SLIME))
+            near = f"--{meant.replace('_', '-')}"
+            # slime's parser drops a flag that it does not know; that of miles stops.
+            stops, drops = ("", SLIME) if job.framework == SLIME else (job.framework, "")
+            job.unknown_keys.append(UnknownKey(leaf, near=near, dropped_by=drops, refused_by=stops))
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
