@@ -184,7 +184,8 @@ def trial(place: Path) -> Path:  # noqa: F811
     (place / "train.yaml").write_text(JOB, encoding="utf-8")
     (place / "gate.toml").write_text(
         f'job = "train.yaml"\nstages = ["preflight", "refit"]\n[preflight]\nframework = "trl"\n'
-        f'[refit]\nbucket-mb = 0.002\nengine-python = "{place / "engine"}"\ntrainer-python = "{place / "trainer"}"\n',
+        f'[refit]\ndtype = "float32"\nbucket-mb = 0.002\n'  # the stand-ins compute in nothing else
+        f'engine-python = "{place / "engine"}"\ntrainer-python = "{place / "trainer"}"\n',
         encoding="utf-8",
     )
     return place
