@@ -170,6 +170,18 @@ def test_the_shards_of_a_tensor_parallel_rank_are_one_finding(tmp_path: Path) ->
     )
 
 
+def test_the_first_rows_of_every_parameter_are_a_shard_of_fsdp(tmp_path: Path) -> None:
+    """torch.chunk cuts 257 positions into 65, and 62 for the last rank; tensor parallelism would leave norms whole."""
+    name = "google--paligemma-3b-pt-224"
+    entries = {
+        key: (dtype, (-(-shape[0] // 4), *shape[1:]) if shape else shape)
+        for key, (dtype, shape) in load_structure(name).entries.items()
+    }
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[:2] == ("error", "CFG012")
+    assert found[2].endswith("they are the shards of one of 4 ranks")
+
+
 def test_vectors_of_one_rank_beside_whole_matrices(tmp_path: Path) -> None:
     name = "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
     entries = {
