@@ -79,6 +79,22 @@ def test_a_module_of_each_layer_under_another_name_is_found_there(tmp_path: Path
     assert "its 270 tensors are here, under model.language_model.layers.{}.gdn" in found[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("Qwen--Qwen3-30B-A3B", "policy"),
+        ("Qwen--Qwen3-30B-A3B", "base_model.model"),
+        ("mistralai--Voxtral-Mini-3B-2507", "thinker"),
+        ("google--gemma-7b", "actor"),
+    ],
+)
+def test_a_prefix_in_front_of_all_names_is_one_finding(name: str, prefix: str, tmp_path: Path) -> None:
+    entries = {f"{prefix}.{key}": entry for key, entry in load_structure(name).entries.items()}
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[:2] == ("error", "CFG016")
+    assert f"all {len(entries):,} tensors are under {prefix}, and without it they have the names of" in found[2]
+
+
 def test_half_of_an_encoder_decoder_is_absent(tmp_path: Path) -> None:
     """Whisper is in no learned table: its config counts the layers of both halves."""
     name = "facebook--bart-large"
