@@ -50,9 +50,9 @@ def find_rank_shards(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
         for name, tensor, wanted in iter_expected(ckpt, table, choose_sizes, wide):
             if has_own_shape(tensor, method) and 0 not in tensor.shape:
                 found.setdefault((INDEX.sub("{}", name), tensor.shape, wanted), []).append(name)
-    if len(ckpt.tensors) >= LEAST_FLAT and all(
-        len(shape) <= 1 for forms in ckpt.forms_by_template.values() for _, shape in forms
-    ):
+    is_flat = all(len(shape) <= 1 for forms in ckpt.forms_by_template.values() for _, shape in forms)
+    # norms alone are flat in any model
+    if len(ckpt.tensors) >= LEAST_FLAT and is_flat and (not found or any(len(wanted) > 1 for *_, wanted in found)):
         problem = _describe_flat(ckpt, [(stored, wanted) for _, stored, wanted in found])
     elif table is not None and found:
         odd: list[_Odd] = []
