@@ -57,7 +57,10 @@ SCHEME_FAULTS = ("dtype", "shape")
 def _faults(ckpt: Checkpoint) -> list[tuple[FormatFault, ModuleStorage, list[str]]]:
     """Return all faults, computed once for all rules. Raises Skip if ckptcheck does not know the format."""
     assert ckpt.quantization is not None
-    return find_format_faults(ckpt.quantization, make_scheme_selector(ckpt))
+    faults = find_format_faults(ckpt.quantization, make_scheme_selector(ckpt))
+    if ckpt.quantization.method == "bitsandbytes":
+        return faults
+    return [fault for fault in faults if not fault[1].is_column_of_bytes]  # CFG021 names the tool
 
 
 def group_faults(ckpt: Checkpoint, *kinds: str) -> Iterator[FaultGroup]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptcheck.checkpoint.expected.absent_parts import SENSES
 from ckptcheck.checkpoint.quantization.quantization import IgnoreEntry
 from ckptcheck.consumers.base import ConsumerError, Decision, Module, UnknownBehavior
 from ckptcheck.consumers.consumer import Consumer
@@ -179,13 +180,16 @@ def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str, decision: D
 
     It is for the linear layers and experts of the language model's own layers, on which only a list decides. If another
     consumer builds such a module as it is stored, the guess is more likely wrong than the checkpoint. It is also for a module
-    that an entry ignores under the name to which the consumer's class is known to rename it, and that is stored quantized.
+    that is stored quantized and that an entry ignores, under the name to which the consumer's class is known to rename it, or as
+    a part that sees or hears with anything in front (`re:.*vision_tower.*`): classes leave such a part its name.
     """
     if not evaluation.is_guess:
         return True
     stored = map_stored_modules(ckpt)[name]
     weight = f"{name}.weight"
-    if stored and decision.quantized is False and decision.entry is not None and evaluation.rename(weight) != weight:
+    entry = decision.entry or ""
+    is_part = entry.startswith("re:.*") and any(sense.search(entry) and sense.search(name) for sense in SENSES)
+    if stored and decision.quantized is False and entry and (is_part or evaluation.rename(weight) != weight):
         return True
     stack = ckpt.components.stack
     if is_unusual_module(name) or stack is None or not name.startswith(f"{stack.prefix}."):
@@ -304,14 +308,25 @@ def find_unused_entries(ckpt: Checkpoint) -> list[tuple[IgnoreEntry, str | None]
     parents = {name[:at] for name in modules for at in range(len(name)) if name[at] == "."}
     harmless = modules | parents | {"lm_head", "re:.*lm_head"}
     found = [entry for entry in ckpt.quantization.ignore if entry.text in unused and entry.text not in harmless]
+    packed = _list_packed(ckpt)
     entries = [
-        (entry, _correct(entry.text, by_form) if at < MOST_CORRECTED and len(entry.text) < MAX_PATTERN else None)
+        (entry, _correct(entry.text, by_form) or _find_part_meant(entry.text, packed))
+        if at < MOST_CORRECTED and len(entry.text) < MAX_PATTERN
+        else (entry, None)
         for at, entry in enumerate(found)
     ]
     if any(evaluation.is_guess for evaluation in readers):
-        # a guess may lack the module that an entry means, unless what it would mean is here and packed against it
-        packed = [name for name, quantized in map_stored_modules(ckpt).items() if quantized]
-        return [(entry, meant) for entry, meant in entries if meant is not None and _matches_any(meant, packed)]
+        # a guess may lack the module that an entry means, unless what it would mean is here and packed against it, or the entry has
+        # a name of transformers' model, which stored names and engines do not have, and what it means is not ignored
+        is_stored = map_stored_modules(ckpt)
+        chosen = [(name, decision) for reader in readers for name, (_, decision) in reader.decisions.items()]
+        missed = [name for name, decision in chosen if decision.quantized and not is_stored[name]]
+        return [
+            (entry, meant)
+            for entry, meant in entries
+            if meant is not None
+            and _matches_any(meant, [*packed, *missed] if entry.text.startswith("re:model.") else packed)
+        ]
     return entries
 
 
@@ -373,8 +388,9 @@ def _correct(text: str, by_form: Mapping[str, list[str]]) -> str | None:
     if not text.startswith("re:") and re.search(r"(?<![.)\]])\*", text):
         return None  # a pattern of file names, as ModelOpt writes: `layers.61*` is no regex for layer 6
     if text.startswith("re:") or re.search(r"[\\*^$|]", text):
-        pattern = f"re:.*{text[3:]}" if text.startswith("re:") else f"re:{text}"
-        return pattern if _matches_any(pattern, names) else None
+        bare = text.removeprefix("re:")
+        patterns = [f"re:.*{bare}", f"re:.*{bare.removeprefix('model.')}"] if bare != text else [f"re:{text}"]
+        return next((pattern for pattern in patterns if _matches_any(pattern, names)), None)
     parts = text.split(".")
     shorter = [text.removesuffix(".linear"), text.removesuffix(".weight"), ".".join(parts[1:]), ".".join(parts[2:])]
     for one in shorter:
@@ -386,6 +402,24 @@ def _correct(text: str, by_form: Mapping[str, list[str]]) -> str | None:
     numbers = iter(_NUMBER.findall(text))
     same = re.sub(r"\{\}", lambda _: next(numbers, ""), near[0])
     return same if same in by_form[near[0]] else by_form[near[0]][0]
+
+
+def _list_packed(ckpt: Checkpoint) -> list[str]:
+    return [name for name, quantized in map_stored_modules(ckpt).items() if quantized]
+
+
+def matches_packed_module(ckpt: Checkpoint, text: str) -> bool:
+    """Whether an entry of compressed-tensors matches the stored name of a module that is stored quantized."""
+    return _matches_any(text, _list_packed(ckpt))
+
+
+def _find_part_meant(text: str, packed: Iterable[str]) -> str | None:
+    """Return a regex of the part that sees or hears, as an entry's words do, and that is packed: `re:.*vision_tower.*`."""
+    for sense in SENSES:
+        words = (word for name in packed if sense.search(text) for word in name.split(".") if sense.search(word))
+        if (word := next(words, None)) is not None and word not in text:
+            return f"re:.*{word}.*"
+    return None
 
 
 def matches_stored_name(ckpt: Checkpoint, text: str) -> bool:

@@ -88,6 +88,8 @@ NOTHING_LOOKED = "no selected rule looked at this target"
 """The error of a report whose rules all were skipped, or did not apply."""
 VALUES = "values"
 """The kind of rules that run last, because other processes may still be reading the values."""
+MAY_WAIT = ("QNT", "TOK", "MOE", "EMB")
+"""Families on other evidence of which some rules wait for values too; they run before the rules on values, in this order."""
 
 
 def run_rules(
@@ -127,11 +129,12 @@ def _run_each(
     # Ask all rules first, so that what this computes is there before any rule waits for values.
     for run in runs:
         run.decide_applies()
-    ordered = sorted(runs, key=lambda run: run.rule.on == VALUES)
+    ordered = sorted(runs, key=lambda run: _find_turn(run.rule))
+    noted = 0
     for run in ordered:
-        if note_partial is not None and run.applies and run.rule.on == VALUES:
+        if note_partial is not None and run.applies and _find_turn(run.rule) > noted:
+            noted = _find_turn(run.rule)
             note_partial(_build_report(evidence, ordered[: ordered.index(run)], ignored, interrupted=True))
-            note_partial = None
         if run.applies and ignored and run.rule.code in ignored:
             run.skipped = ignored[run.rule.code]
         elif run.applies:
@@ -139,6 +142,12 @@ def _run_each(
         if run.rule.code in asked and run.rule.code not in (ignored or {}):
             run.answer_for_asked()
     return _build_report(evidence, runs, ignored)
+
+
+def _find_turn(rule: Rule) -> int:
+    """Return 0 for a rule that waits for no values, and a larger number the longer it may wait."""
+    family = rule.code[:3]
+    return len(MAY_WAIT) + 1 if rule.on == VALUES else MAY_WAIT.index(family) + 1 if family in MAY_WAIT else 0
 
 
 def _build_report(

@@ -5,7 +5,8 @@ With the base model at hand (`--base FOLDER`, or a folder beside the adapter tha
 - Each layer that the adapter changes exists, and has a module of that name.
 - The pairs of experts fit: their number, and the ranks and shape of a parameter that holds all experts of a layer
   (`target_parameters`, laid out as PEFT does before 0.19 or since).
-- Of a base model of text alone, the layers lie under the prefix of the adapter's modules (an end of the other one is enough).
+- Of a base model of text alone, the layers lie under the prefix of the adapter's modules. An end of it is enough, unless the
+  adapter's `task_type` is CAUSAL_LM: PEFT 0.21 then leaves every matrix at its start, with a warning.
 - lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its
   shape. Trained tokens have its width.
 
@@ -132,7 +133,10 @@ def _check_prefix(ckpt: Checkpoint, base: Checkpoint) -> Iterator[Problem]:
     if len(own) != 1 or len(numbered) < len(modules) or len(stored) != 1:
         return
     ours, theirs = own.pop(), stored.pop()
-    if not f".{ours}".endswith(f".{theirs}") and not f".{theirs}".endswith(f".{ours}"):
+    # an adapter of the model without its head has shorter names, and PEFT then wraps that model; its task says which it wrapped
+    has_head = ckpt.adapter is not None and ckpt.adapter.value.get("task_type") == "CAUSAL_LM"
+    is_short = f".{theirs}".endswith(f".{ours}") and (ours == theirs or not has_head)
+    if not f".{ours}".endswith(f".{theirs}") and not is_short:
         message = f"its modules are under {ours}, and the base model's under {theirs}: PEFT and vLLM answer like the base model"
         yield Problem(
             message,

@@ -8,7 +8,8 @@ dense ones than rounding explains.
 Rounding to the nearest number would be closer. The scale may belong to another tensor, or the groups may be shifted by one.
 
 ## How to fix
-Nothing, if the weights were calibrated. Otherwise quantize again.
+Nothing, if the weights were calibrated. Otherwise quantize again. Where all matrices that read one norm are listed, and no others,
+smoothing may have scaled their columns and left the norm as it was.
 
 ## When it can be wrong
 GPTQ and similar methods choose other numbers on purpose. Their checkpoints have this warning on every weight.
@@ -44,5 +45,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{max(distance.steps for _, distance in distances):.3g} steps at most",
             key=names[0],
             names=tuple(names),
-            hint="quantize again, unless the weights were calibrated (GPTQ)",
+            hint="quantize again, unless the weights were calibrated (GPTQ); if they are all the matrices that read one norm, see "
+            "whether smoothing (AWQ) scaled their columns and left the norm",
         )

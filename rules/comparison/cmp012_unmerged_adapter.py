@@ -94,9 +94,9 @@ def check(comparison: Comparison) -> Iterator[Problem]:
 
 def _explain_factor(factor: float, rank: int | None) -> str:
     """Return what makes such a factor, as an insertion into a sentence; empty for none."""
-    known = {2.0: "merged twice", -1.0: "subtracted"}
+    known = [(2.0, "merged twice"), (-1.0, "subtracted")]
     if rank is not None and rank > 1:
-        known |= {float(rank): "lora_alpha without / r", sqrt(rank): "lora_alpha / sqrt(r), as rslora has it"}
-        known |= {1 / sqrt(rank): "lora_alpha / r for an adapter of rslora"}
-    causes = [text for each, text in known.items() if abs(factor / each - 1) <= CLOSE]
+        known += [(float(rank), "lora_alpha without / r"), (sqrt(rank), "lora_alpha / sqrt(r), as rslora has it")]
+        known += [(1 / sqrt(rank), "lora_alpha / r for an adapter of rslora")]
+    causes = [text for each, text in known if abs(factor / each - 1) <= CLOSE]
     return f" ({' or '.join(causes)})" if causes else ""

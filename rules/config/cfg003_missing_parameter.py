@@ -8,7 +8,8 @@ A stored tensor fills every parameter of the model. Each cause is one finding, w
   Gemma 4), where the class saves them;
 - **parts of a layer**: what its siblings have, in any architecture. Layers are siblings if every per-layer list of the config
   (`layer_types`, `mlp_only_layers`, …) gives them the same entry. In architectures of transformers also the tensors of every layer,
-  which shows a name that an exporter dropped from all layers, or from one of two;
+  which shows a name that an exporter dropped from all layers, or from one of two, and all that makes a type of layer
+  (`linear_attn` in each layer of "linear_attention"), and shared experts that the config counts;
 - **switches**: what a setting adds (`attention_bias`, `mlp_bias`, `use_qk_norm`, `q_lora_rank`, …), also by its default;
 - **both ends**: the token embedding, an untied output head, the head of a classifier, reward model or critic; a declared layer of
   multi-token prediction (a warning);

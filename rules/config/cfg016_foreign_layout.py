@@ -8,6 +8,7 @@ have other names in front of the layers, but no others within them. In any archi
 tensor for each expert, or one for all.
 
 If no name fits, this is the only finding on names: that every parameter is missing and every tensor left over is a consequence.
+Where one or two words stand in front of all names, and without them nearly every parameter has its tensor, it names these words.
 
 ## Why it matters
 transformers initializes the whole model with random numbers and lists the omitted tensors in a warning. In SGLang many models

@@ -4,6 +4,8 @@
 If neither a config nor a scale indicates quantization, no tensor called `weight` or `…_proj` is labelled as integers (I8 to
 I64, U8 to U64) or BOOL. Tables of indices, counters and masks have other names.
 
+Where a config declares the format of another tool, weights of one column of bytes (`[n, 1]`) are still those of bitsandbytes.
+
 A `bias` of one dimension beside a weight counts as a weight.
 
 ## Why it matters
@@ -39,9 +41,16 @@ INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8,
     "CFG021",
     "integer-weight",
     severity="error",
-    when=lambda ckpt: bool(ckpt.tensors) and (ckpt.is_adapter or not ckpt.is_partial) and not _is_quantized(ckpt),
+    when=lambda ckpt: (
+        bool(ckpt.tensors)
+        and (ckpt.is_adapter or not ckpt.is_partial)
+        and (not _is_quantized(ckpt) or any(_find_bytes_of_bitsandbytes(ckpt)))
+    ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if not ckpt.is_adapter and _is_quantized(ckpt):
+        yield from _find_bytes_of_bitsandbytes(ckpt)
+        return
     found: dict[str, list[str]] = {}
     if any(dtype in INTEGERS for forms in ckpt.forms_by_template.values() for dtype, _ in forms):
         for name, tensor in ckpt.tensors.items():
@@ -62,6 +71,27 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             "write the header again with the dtype of the bytes",
         )
     ckpt.require_headers()
+
+
+def _find_bytes_of_bitsandbytes(ckpt: Checkpoint) -> Iterator[Problem]:
+    """Yield weights that are a column of bytes each, where the config declares the format of another tool."""
+    quantization = ckpt.quantization
+    if quantization is None or quantization.method in (None, "bitsandbytes"):
+        return
+    names = sorted(
+        storage.name(module, "weight")
+        for storage, modules in quantization.storages.items()
+        if storage.is_column_of_bytes
+        for module in modules
+    )
+    if names:
+        yield Problem(
+            f"{count(len(names), 'weight is', 'weights are')} one column of bytes, as bitsandbytes packs 4-bit numbers, and the "
+            f"config declares {quantization.method}, which reads none of them: {join_truncated(names)}",
+            file=ckpt.tensor_to_file[names[0]],
+            key=names[0],
+            hint="save the model again, with their quant states and the quantization_config of bitsandbytes, or dequantized",
+        )
 
 
 def _is_weight(ckpt: Checkpoint, name: str) -> bool:

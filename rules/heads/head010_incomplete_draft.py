@@ -4,6 +4,7 @@
 A draft model whose config gives a `draft_vocab_size` (EAGLE-3, DFlash) holds what an engine cannot take from the target model:
 - the table `d2t`, where the draft predicts fewer tokens than `vocab_size` (in `transformer_layer_config` for speculators): entry n
   is how far the token lies above n in the target's vocabulary;
+- `fc`, in `LlamaForCausalLMEagle3` whose `eagle_config` does not turn `use_aux_hidden_state` off;
 - `lm_head.weight`, where it predicts fewer tokens, and for `LlamaForCausalLMEagle3` always (a warning), unless it is tied to the
   embedding.
 
@@ -27,6 +28,7 @@ Copy `d2t` and the head from the training checkpoint: SpecForge and speculators 
   (srt/models/llama_eagle3.py, srt/speculative/eagle_worker_v2.py)
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -35,6 +37,7 @@ from ckptcheck.checkpoint.config import Config
 
 TABLES = ("d2t", "draft_id_to_target_id")
 """Texts in the name of the table, as vLLM looks for them (`load_weights`)."""
+FC = re.compile(r"(^|\.)fc\.")
 SGLANG_EAGLE3 = "LlamaForCausalLMEagle3"
 
 
@@ -65,6 +68,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             "token n of the target, which accepts next to none",
             file=config.file if config is not None else None,
             key="draft_vocab_size",
+            hint=hint,
+        )
+    settings = config.get("eagle_config") if config is not None else None
+    joins = not (isinstance(settings, dict) and settings.get("use_aux_hidden_state") is False)
+    if config is not None and config.architecture == SGLANG_EAGLE3 and joins and not any(map(FC.search, ckpt.tensors)):
+        yield Problem(
+            "the draft has no fc, which joins hidden states of the target: vLLM and SGLang build it, and nothing fills it",
+            file=config.file,
+            key="architectures",
             hint=hint,
         )
     has_head = any("lm_head" in name for name in ckpt.tensors)

@@ -63,18 +63,22 @@ def _find_absent(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
 
 
 def _find_unlisted(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
-    unlisted: dict[str, list[str]] = {}
-    for tensor in ckpt.tensor_to_file.keys() - ckpt.index.weight_map.keys():
-        unlisted.setdefault(ckpt.tensor_to_file[tensor], []).append(tensor)
-    for shard, tensors in sorted(unlisted.items()):
-        one = len(tensors) == 1
-        yield Problem(
-            f"{count(len(tensors), 'tensor')} in this shard {'is' if one else 'are'} not in the index, "
-            f"so loaders that follow the index omit {'it' if one else 'them'}: {join_truncated(tensors)}",
-            file=shard,
-            key=min(tensors),
-            hint=FIX,
-        )
+    unlisted = sorted(ckpt.tensor_to_file.keys() - ckpt.index.weight_map.keys())
+    if not unlisted:
+        return
+    shards = sorted({ckpt.tensor_to_file[tensor] for tensor in unlisted})
+    first = next(tensor for tensor in unlisted if ckpt.tensor_to_file[tensor] == shards[0])
+    where, one = (
+        "this shard" if len(shards) == 1 else f"this and {count(len(shards) - 1, 'more shard')}",
+        len(unlisted) == 1,
+    )
+    yield Problem(
+        f"{count(len(unlisted), 'tensor')} in {where} {'is' if one else 'are'} not in the index, "
+        f"so loaders that follow the index omit {'it' if one else 'them'}: {join_truncated(unlisted)}",
+        file=shards[0],
+        key=first,
+        hint=FIX,
+    )
 
 
 def _find_misplaced(ckpt: IndexedCheckpoint) -> Iterator[Problem]:

@@ -90,7 +90,7 @@ def check(run: Megatron) -> Iterator[Problem]:
     if run.form == "legacy" and run.args and run.missing_ranks[1]:
         raise SkipForDamage("files of ranks are missing (MEG024)")
     is_adapted = any(ADAPTER.search(name) for name in run.weights)
-    if run.structure.layers:
+    if run.structure.layers or _has_lost_all_layers(run):
         yield from _find_missing_layers(run)
     if run.structure.experts or (run.structure.layers and positive_argument(run.args, "num_experts") is not None):
         yield from _find_missing_experts(run)
@@ -115,6 +115,11 @@ def _find_missing_layers(run: Megatron) -> Iterator[Problem]:
                 file=run.finding_file,
                 hint="use an earlier iteration that has them, or save again with a pipeline split that holds all layers",
             )
+
+
+def _has_lost_all_layers(run: Megatron) -> bool:
+    """Whether a GPT by its arguments has an embedding, and nothing that is numbered as a layer."""
+    return EMBEDDING in run.weights and bool(run.args) and not any(".layers." in name for name in run.weights)
 
 
 def _find_missing_experts(run: Megatron) -> Iterator[Problem]:

@@ -32,12 +32,16 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.required_weights import lacking
 from ckptcheck.checkpoint.megatron.structure import EMBEDDING, FINAL_NORM, OUTPUT
+from ckptcheck.checkpoint.packing import unquantized_names
+from ckptcheck.checkpoint.siblings import find_incomplete_layers
 from ckptcheck.text.formatting import count, format_shape, join_truncated
 
 STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param|momentum_buffer)\.(.+)$")
 PLAIN = re.compile(r"^(.*\boptim(?:i[sz]ers?)?\.state\.(.+))\.(exp_avg|exp_avg_sq)$")
 """The names that torch's get_optimizer_state_dict gives."""
 LAYER = re.compile(r"\.\d+\.")
+BLOCK = re.compile(r"^.*?\.\d+\.\w+\.")
+"""A block of a layer: `model.layers.3.mlp.`."""
 SAMPLE = 5
 """Weights that show under which name the trainer puts all of them."""
 HINT = "the weights are not concerned: resume with them and --no-load-optim, or from an earlier iteration"
@@ -115,7 +119,15 @@ def _unsaved(run: Megatron) -> Iterator[Problem]:
         if run.args
         else set[str]()
     )
-    lost = [name for name in lost if LAYER.sub(".*.", prefix + name) not in kinds and not name.endswith(tuple(needed))]
+    # MEG018 reports what a layer lacks and its siblings have; a whole block is none of that where there are few siblings
+    torn = set(_list_torn(run))
+    blocks = {found[0] for name in saved if (found := BLOCK.match(name))}
+    said = torn | {
+        name
+        for name in (prefix + each for each in lost)
+        if LAYER.sub(".*.", name) in kinds and (run.args or not (found := BLOCK.match(name)) or found[0] in blocks)
+    }
+    lost = [name for name in lost if prefix + name not in said and not name.endswith(tuple(needed))]
     if lost:
         yield Problem(
             f"the optimizer has moments of {count(len(lost), 'weight')} that {'was' if len(lost) == 1 else 'were'} not saved: "
@@ -124,3 +136,12 @@ def _unsaved(run: Megatron) -> Iterator[Problem]:
             key=prefix + lost[0],
             hint="save again with all weights that are trained, or resume from an earlier iteration",
         )
+
+
+def _list_torn(run: Megatron) -> Iterator[str]:
+    """Yield the weights that a layer lacks and its siblings have."""
+    for stack in run.layout.stacks.values():
+        layers = {layer: unquantized_names(names) for layer, names in stack.layers.items()}
+        alike = len(layers) > 3 and len(set(layers.values())) == 2
+        for layer, (missing, _) in find_incomplete_layers(layers, {}, alike=alike).items():
+            yield from (stack.full_name(layer, name) for name in missing)

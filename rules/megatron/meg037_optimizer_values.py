@@ -15,7 +15,8 @@ every weight with such a state. If the weights were replaced and the master copi
 weights: Megatron copies the master over the weight after each step.
 
 ## How to fix
-Resume from an earlier iteration, or without the optimizer (`--no-load-optim`).
+Resume from an earlier iteration, or without the optimizer (`--no-load-optim`). Where the weights are zero or NaN and their master
+copies are not, resume with the optimizer: its first step restores them.
 
 ## When it can be wrong
 - An optimizer may use the name `exp_avg_sq` for something else.
@@ -38,7 +39,7 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.optimizer_state import BUCKET, is_optimizer_state
 from ckptcheck.checkpoint.megatron.tensor import GlobalTensor
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.master_copies import is_foreign_master
+from ckptcheck.values.detectors.master_copies import is_damaged, is_foreign_master
 
 MASTER = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?:fp32_param|param)\.(.+)$")
 HINT = "the weights are not concerned: resume with them and --no-load-optim, or from an earlier iteration"
@@ -96,6 +97,17 @@ def check(run: Megatron) -> Iterator[Problem]:
     others += [
         key for key, some in filled.items() if not some and key not in empty and _is_lost(run, key, vectors=True)
     ]
+    damaged = [key for key in others if (weight := _weight(run, key)) is not None and is_damaged(run, weight)]
+    others = [key for key in others if key not in damaged]
+    if damaged:
+        yield Problem(
+            f"{count(len(damaged), 'weight is', 'weights are')} all zero, or NaN, and the master "
+            f"{'copy is' if len(damaged) == 1 else 'copies are'} not; the first step copies the master over the weight: "
+            f"{join_truncated(damaged)}",
+            file=run.finding_file,
+            key=damaged[0],
+            hint="the optimizer is not concerned: resume with it (without --no-load-optim), or export the master copies",
+        )
     if others:
         yield Problem(
             f"{count(len(others), 'master copy differs from its weight', 'master copies differ from their weights')} by more "

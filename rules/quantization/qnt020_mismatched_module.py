@@ -33,7 +33,8 @@ builds it as stored, the finding is a warning: slime's trainer and its engine re
 The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
 this version of ckptcheck has not looked at, or has not built, is not known: the rule is then skipped and says so. Of the modules
 of an architecture that was never built, it judges those of the language model's layers, and those that an entry ignores under the
-names to which the engine's class renames the stored ones (`re:visual.*` in vLLM for `model.visual`).
+names to which the engine's class renames the stored ones (`re:visual.*` in vLLM for `model.visual`), or as a part that sees or
+hears with anything in front (`re:.*vision_tower.*`).
 
 ## Seen in
 vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), vllm-project/vllm (Qwen3-MoE's gate not in `ignore`),

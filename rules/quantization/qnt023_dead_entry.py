@@ -4,8 +4,9 @@
 Every entry matches at least one module for one of the chosen consumers. It is a warning if the entry looks misspelt, that is,
 if it would match with one of these changes:
 - `re:` at its beginning, or a regex that need not match from the first letter;
-- without the prefix of a wrapper (`language_model.`), or without its ending (`.linear`);
-- one letter changed.
+- without the prefix of a wrapper (`language_model.`, or `model.` of transformers' own model), or without its ending (`.linear`);
+- one letter changed;
+- another name of a part that sees or hears (`re:visual.*` for `vision_tower`), where that part is stored quantized.
 
 An entry that matches a parameter as slime reads the list, such as `re:.*mlp.gate.weight`, is no dead one, nor is one for a module
 that the index places in a missing file.
@@ -37,7 +38,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_unused_entries
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_unused_entries, matches_packed_module
 
 
 @rule(
@@ -51,7 +52,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 file=entry.file,
                 key=entry.key,
                 severity="warning",
-                hint=f"did you mean {meant!r}?",
+                hint=f"the tool packed what it means: quantize again with {meant!r}, or remove the entry"
+                if matches_packed_module(ckpt, meant)
+                else f"did you mean {meant!r}?",
             )
         else:
             yield Problem(f"{entry.text!r} matches no module of this checkpoint", file=entry.file, key=entry.key)

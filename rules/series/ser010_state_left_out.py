@@ -40,7 +40,7 @@ from ckptcheck.text.formatting import count, join_truncated
     "state-left-out",
     severity="error",
     on="saves",
-    when=lambda series: any(len(folders) > 1 for folders in series.step_folders.values()),
+    when=lambda series: any(series.step_folders.values()),
 )
 def check(series: SaveSeries) -> Iterator[Problem]:
     defective = [save.name for save in series.saves if save.defects]
@@ -88,4 +88,6 @@ def _describe(lacks: Sequence[Lack]) -> str:
 
 def _advise(series: SaveSeries, step: int) -> str:
     other = series.find_resumable(step)
-    return f"resume from {other.name}, or wait until the save is written" if other else "wait until the save is written"
+    if other is not None:
+        return f"resume from {other.name}, or wait until the save is written"
+    return "wait until the save is written; if its job has ended, begin anew: the run can resume from no save"

@@ -50,6 +50,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.bare_codes import find_bare_codes
 from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.init_detection import (
     find_constant_norms,
@@ -78,7 +79,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     require_sampling(ckpt)
     if looks_untrained(ckpt):
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")
-    drawn = [(sample, group) for group in find_init_groups(ckpt) for sample in group.at_init]
+    codes = {name for found in find_bare_codes(ckpt) for name in found.names}  # VAL036
+    drawn = [
+        (sample, group) for group in find_init_groups(ckpt) for sample in group.at_init if sample.name not in codes
+    ]
     for shard, samples in group_by_file(ckpt, drawn, lambda pair: pair[0].name).items():
         sample, group = samples[0]
         others = [other.name for other, _ in samples[1:]]

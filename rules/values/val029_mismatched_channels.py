@@ -46,6 +46,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.byte_compare import require_sampling
+from ckptcheck.values.detectors.norms import find_offsets
 from ckptcheck.values.detectors.residual_stream import find_scattered_matrices
 from ckptcheck.values.detectors.roles import group_by_file
 from ckptcheck.values.detectors.split_order import find_wrong_splits
@@ -54,6 +55,8 @@ from ckptcheck.values.detectors.split_order import find_wrong_splits
 @rule("VAL029", "mismatched-channels", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     require_sampling(ckpt)
+    if find_offsets(ckpt):  # VAL015: every tensor holds its neighbour's numbers
+        return
     for split in find_wrong_splits(ckpt):
         first, *others = split.tensors
         yield Problem(

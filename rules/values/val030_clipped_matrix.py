@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.bare_codes import find_bare_codes
 from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.middle_pieces import find_clipped_matrices
 from ckptcheck.values.detectors.roles import group_by_file
@@ -39,7 +40,10 @@ from ckptcheck.values.detectors.roles import group_by_file
 @rule("VAL030", "clipped-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     require_sampling(ckpt)
-    for file, (first, *others) in group_by_file(ckpt, find_clipped_matrices(ckpt)).items():
+    # codes of a small format end at its largest number, and many are there: VAL036 says what they are
+    codes = {name for found in find_bare_codes(ckpt) for name in found.names}
+    clipped = [matrix for matrix in find_clipped_matrices(ckpt) if matrix.name not in codes]
+    for file, (first, *others) in group_by_file(ckpt, clipped).items():
         bound = ckpt.values.tensors[first.name].absmax
         more = (
             f"; so are those of {count(len(others), 'more matrix', 'more matrices')}: "

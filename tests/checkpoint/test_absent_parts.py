@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from math import prod
 from pathlib import Path
@@ -45,15 +46,73 @@ def list_shape_and_name_findings(name: str, folder: Path, entries: dict[str, Ent
         (
             "mistralai--Voxtral-Mini-3B-2507",
             "audio_tower.",
-            "nothing is stored for model.audio_tower.conv1.bias, model.audio_tower.conv1.weight, "
-            "model.audio_tower.conv2.bias and 19 more, "
-            "which every VoxtralForConditionalGeneration has",
+            "nothing is stored for all of model.audio_tower, which every VoxtralForConditionalGeneration has",
+        ),
+        (
+            "Qwen--Qwen3-Next-80B-A3B-Instruct",
+            r"model\.layers\.\d+\.linear_attn\.",
+            "nothing is stored for all of model.layers.{}.linear_attn, which Qwen3NextForCausalLM has with this config",
+        ),
+        (
+            "Qwen--Qwen3-Next-80B-A3B-Instruct",
+            r"model\.layers\.\d+\.mlp\.shared_expert_gate\.",
+            "shared_expert_intermediate_size is 512, but layers 0-47 of model.layers lack mlp.shared_expert_gate.weight",
+        ),
+        (
+            "Qwen--Qwen3.5-35B-A3B",
+            r"model\.language_model\.layers\.\d+\.self_attn\.",
+            "nothing is stored for all of model.language_model.layers.{}.self_attn, "
+            "which Qwen3_5MoeForConditionalGeneration has with this config",
         ),
     ],
 )
 def test_a_tower_that_the_config_describes_is_absent(name: str, prefix: str, expected: str, tmp_path: Path) -> None:
-    entries = {key: entry for key, entry in load_structure(name).entries.items() if not key.startswith(prefix)}
+    entries = {key: entry for key, entry in load_structure(name).entries.items() if not re.match(prefix, key)}
     assert list_shape_and_name_findings(name, tmp_path, entries) == [("error", "CFG003", expected)]
+
+
+def test_a_module_of_each_layer_under_another_name_is_found_there(tmp_path: Path) -> None:
+    name = "Qwen--Qwen3.5-35B-A3B"
+    entries = {key.replace(".linear_attn.", ".gdn."): entry for key, entry in load_structure(name).entries.items()}
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[:2] == ("error", "CFG003")
+    assert "its 270 tensors are here, under model.language_model.layers.{}.gdn" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("Qwen--Qwen3-30B-A3B", "policy"),
+        ("Qwen--Qwen3-30B-A3B", "base_model.model"),
+        ("mistralai--Voxtral-Mini-3B-2507", "thinker"),
+        ("google--gemma-7b", "actor"),
+    ],
+)
+def test_a_prefix_in_front_of_all_names_is_one_finding(name: str, prefix: str, tmp_path: Path) -> None:
+    entries = {f"{prefix}.{key}": entry for key, entry in load_structure(name).entries.items()}
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[:2] == ("error", "CFG016")
+    assert f"all {len(entries):,} tensors are under {prefix}, and without it they have the names of" in found[2]
+
+
+def test_half_of_an_encoder_decoder_is_absent(tmp_path: Path) -> None:
+    """Whisper is in no learned table: its config counts the layers of both halves."""
+    name = "facebook--bart-large"
+    entries = {key: entry for key, entry in load_structure(name).entries.items() if ".encoder." not in key}
+    folder = write_checkpoint(load_structure(name), tmp_path, entries)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    found = [
+        finding.message for finding in ckptcheck.scan(folder, headers_only=True).findings if finding.code == "CFG003"
+    ]
+    assert found == [
+        "encoder_layers is 12, and nothing of the encoder is stored: loaders start it from random numbers, or stop"
+    ]
 
 
 def test_a_tower_of_unknown_code_is_absent(tmp_path: Path) -> None:
@@ -125,6 +184,18 @@ def test_the_shards_of_a_tensor_parallel_rank_are_one_finding(tmp_path: Path) ->
         "253 tensors are 1/4 of what the model has along one dimension, this one [32064, 2048] for [128256, 2048]: they are the "
         "shards of one of 4 tensor-parallel ranks"
     )
+
+
+def test_the_first_rows_of_every_parameter_are_a_shard_of_fsdp(tmp_path: Path) -> None:
+    """torch.chunk cuts 257 positions into 65, and 62 for the last rank; tensor parallelism would leave norms whole."""
+    name = "google--paligemma-3b-pt-224"
+    entries = {
+        key: (dtype, (-(-shape[0] // 4), *shape[1:]) if shape else shape)
+        for key, (dtype, shape) in load_structure(name).entries.items()
+    }
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[:2] == ("error", "CFG012")
+    assert found[2].endswith("they are the shards of one of 4 ranks")
 
 
 def test_vectors_of_one_rank_beside_whole_matrices(tmp_path: Path) -> None:

@@ -234,11 +234,12 @@ def test_no_command_is_answered_with_the_help_and_2(here: Path, words: list[str]
     assert result.stdout.rstrip("\n") == run(here, *words, "--help").stdout.rstrip("\n")
 
 
-def test_ctrl_c_while_values_are_read_reports_what_the_headers_show(here: Path) -> None:
-    """The verdict is incomplete, and a target that was finished keeps its report."""
+@pytest.mark.parametrize(("code", "on"), [("BOB001", ', on="values"'), ("EMB901", "")])
+def test_ctrl_c_while_values_are_read_reports_what_the_headers_show(here: Path, code: str, on: str) -> None:
+    """The verdict is incomplete, and a target that was finished keeps its report; rules on embeddings may be the first to wait."""
     (here / "mine").mkdir()
     body = "import os, signal\n    'sound' in ckpt.target or os.kill(os.getpid(), signal.SIGINT)\n    yield from ()"
-    text = RULE.format(body=body).replace('severity="warning"', 'severity="warning", on="values"')
+    text = RULE.format(body=body).replace('severity="warning"', f'severity="warning"{on}').replace("BOB001", code)
     (here / "mine/bob001_other_name.py").write_text(text)
     result = run(here, "scan", "sound", "broken", "--rules", "mine")
     assert result.returncode == 130

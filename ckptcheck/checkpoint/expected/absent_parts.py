@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.components import EMBEDDING
 from ckptcheck.checkpoint.config import HIDDEN, Config
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
@@ -76,6 +77,9 @@ def find_absent_parts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
             explained.parts += (f"{prefix}.",)
             effect = f"transformers fills {count(len(kinds), 'kind')} of tensors with random numbers"
             yield Fault("missing", _describe_absent(config, section, prefix, effect), kinds)
+    if stored is None and (half := _find_absent_half(ckpt, config)) is not None:
+        explained.patterns.append(EMBEDDING)  # it is in the decoder, and the encoder has none
+        yield Fault("missing", half)
     # a class that the tables have may read a section without a part of its own, as Gemma 4 Unified and Moshi's language model
     for section in sections if table is None and stored is None else ():
         sense = next((sense for sense in SENSES if sense.search(section)), None)
@@ -87,6 +91,21 @@ def find_absent_parts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
             yield Fault("missing", replace(problem, severity="warning"))
         elif (found := _find_absent_projector(ckpt, config, section, sense)) is not None:
             yield Fault("missing", found)
+
+
+def _find_absent_half(ckpt: Checkpoint, config: Config) -> Problem | None:
+    """Return that a model of two stacks has nothing of its encoder, or of its decoder, though the config counts its layers."""
+    words = {word for names in ckpt.layout.names_by_template for word in names.split(".")}
+    for half, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        key = next((key for key in (f"{half}_layers", f"num_{half}_layers") if config.number(key)), None)
+        if key is not None and config.get("is_encoder_decoder") is True and half not in words and other in words:
+            return Problem(
+                f"{config.describe(key)}, and nothing of the {half} is stored: loaders start it from random numbers, or stop",
+                file=config.file,
+                key=key,
+                hint=f"copy the {half} from the original checkpoint, or export again",
+            )
+    return None
 
 
 def _find_absent_projector(ckpt: Checkpoint, config: Config, section: str, sense: re.Pattern[str]) -> Problem | None:
@@ -183,6 +202,13 @@ def find_moved_parts(ckpt: Checkpoint, stored: StoredParameters, absent: Collect
         prefix, origin = ".".join((*wanted, *inner)), ".".join((*other, *inner))
         if 2 * len(parts) < sum(name.startswith(f"{prefix}.") for name in absent):
             continue
+        # one word behind the prefix may have found its place by chance, as A_log; now the prefix is known
+        inside = {words for name in absent if name.startswith(f"{prefix}.") for words in [tuple(name.split("."))]}
+        parts += [
+            words
+            for words in sorted(inside.difference(parts))
+            if ".".join((origin, *words[len(prefix.split(".")) :])) in kinds
+        ]
         explained.update(parts)
         tensors = [
             name
@@ -200,6 +226,8 @@ def describe_moved(config: Config, part: MovedPart, explained: Explained) -> Fau
     explained.parts += (f"{part.wanted}.",)
     explained.moved |= {*part.tensors}
     wanted, there = (prefix.partition(".{}")[0] for prefix in (part.wanted, part.stored))
+    if wanted == there:  # another module in each layer
+        wanted, there = part.wanted, part.stored
     number = len(part.tensors)
     problem = Problem(
         f"nothing is stored under {wanted}, where transformers looks for it: its {count(number, 'tensor')} "

@@ -29,7 +29,8 @@ WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 def find_lost_ends(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
     """Yield what is missing before and after the layers. Mark both ends as decided, so that no later step reports them."""
     for find in (_find_lost_embedding, _find_lost_head, _find_lost_score_head):
-        if (problem := find(ckpt)) is not None:
+        is_said = find is _find_lost_embedding and EMBEDDING in explained.patterns
+        if not is_said and (problem := find(ckpt)) is not None:
             yield Fault("missing", problem)
     if (problem := _find_lost_prediction(ckpt)) is not None:
         yield Fault("missing", problem, is_of_engines=True)

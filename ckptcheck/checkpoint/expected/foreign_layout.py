@@ -10,7 +10,7 @@ from ckptcheck.checkpoint.expected.absent_parts import find_moved_parts
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
-from ckptcheck.checkpoint.layout import WRAPPER
+from ckptcheck.checkpoint.layout import INDEX, WRAPPER
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import format_layers, join_truncated
@@ -26,6 +26,16 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
     """Yield one fault if the architecture has none of the stored names, in its layers or anywhere."""
     known, stack = _find_modules(ckpt), ckpt.components.stack
     stored, hint = StoredParameters.of(ckpt), _explain(ckpt)
+    if hint is None and stored is not None and (prefix := _find_wrapper(ckpt, stored)) is not None:
+        problem = Problem(
+            f"all {len(ckpt.tensors):,} tensors are under {prefix}, and without it they have the names of {_name_of(ckpt)}, which "
+            "loaders look for",
+            file=ckpt.tensor_to_file[next(iter(ckpt.tensors))],
+            key=prefix,
+            hint=f"remove {prefix}. from the names",
+        )
+        yield Fault("layout", problem)
+        return
     if hint is None and stored is not None and _is_moved(ckpt, stored):
         return  # the same names under another prefix: a part is missing, and its fault says where it is
     modules = list_layer_modules(ckpt, known) if known is not None else set()
@@ -50,6 +60,25 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
         hint=hint or "convert the checkpoint to this architecture's layout, or correct architectures",
     )
     yield Fault("layout", problem)
+
+
+def _find_wrapper(ckpt: Checkpoint, stored: StoredParameters) -> str | None:
+    """Return the one or two words in front of all names without which they fill nearly all parameters; None for none."""
+    needs = stored.table.needs
+    if not needs or 2 * len(stored.absent) < len(needs):
+        return None
+    names = [names[0] for names in ckpt.layout.names_by_template.values()]
+    first = names[0].split(".")
+    found: dict[str, int] = {}
+    for prefix in (first[0], ".".join(first[:2])):
+        if first[0] == stored.table.base or not all(name.startswith(f"{prefix}.") for name in names):
+            break
+        bare = [name.removeprefix(f"{prefix}.") for name in names]
+        filled = {INDEX.sub("{}", target) for name in bare for target in stored.table.name_parameters(name)}
+        if len(stored.absent - filled) <= (1 - MOST_MOVED) * len(stored.absent):
+            found[prefix] = len(needs.intersection(INDEX.sub("{}", name) for name in bare))
+    # transformers also finds names without its own prefix, or with it twice: the right ones are those of the parameters
+    return max(found, key=lambda prefix: found[prefix], default=None)
 
 
 def _is_moved(ckpt: Checkpoint, stored: StoredParameters) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.checkpoint.expected.absent_parts import describe_moved, find_moved_parts
+from ckptcheck.checkpoint.expected.absent_parts import LEAST_KINDS, describe_moved, find_moved_parts
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.incomplete_layers import KEYS_OR_VALUES, list_sharing_layers
@@ -56,7 +56,8 @@ def _find_absent(
     ckpt: Checkpoint, config: Config, stored: StoredParameters, explained: Explained, lost_head: Collection[str]
 ) -> Iterator[Fault]:
     """Yield one fault for the parameters that no tensor fills, inside or outside the layers."""
-    absent = [name for name in sorted(stored.absent) if name not in lost_head and not explained.has(name)]
+    lost_types = _list_lost_types(config, stored)
+    absent = [name for name in sorted(stored.absent | lost_types) if name not in lost_head and not explained.has(name)]
     tie = config.resolved.top.find("tie_word_embeddings") if config.resolved is not None else None
     if tie is not None and tie.source == "config" and tie.value is False:
         is_language_model = ckpt.components.is_language_model
@@ -68,17 +69,54 @@ def _find_absent(
         yield describe_moved(config, part, explained)
     if not absent:
         return
-    has = "has with this config" if stored.given & {*absent} else "has"
-    owner = f"{config.architecture} {has}" if has != "has" else f"every {config.architecture} has"
+    is_by_config = not {*absent}.isdisjoint(stored.given | lost_types)
+    owner = f"{config.architecture} has with this config" if is_by_config else f"every {config.architecture} has"
+    parts = _join_parts(absent, stored.table.needs | stored.given | lost_types)
     problem = Problem(
-        f"nothing is stored for {join_truncated(absent)}, which {owner}",
+        f"nothing is stored for {join_truncated(parts)}, which {owner}",
         file=config.file,
         key=absent[0],
-        hint="export again; until then transformers fills "
-        f"{'it' if len(absent) == 1 else count(len(absent), 'parameter')} with ones or random numbers",
+        hint=f"{'copy it from the original checkpoint, or ' if parts[0] not in absent else ''}export again; until then "
+        f"transformers fills {'it' if len(absent) == 1 else count(len(absent), 'parameter')} with ones or random numbers",
         names=tuple(absent),
     )
     yield Fault("missing", problem, frozenset(absent))
+
+
+def _list_lost_types(config: Config, stored: StoredParameters) -> frozenset[str]:
+    """Return the parameters of layer types of which no layer has anything stored, and of experts whose routers are there."""
+    lost: set[str] = set()
+    for types in stored.table.layer_types:
+        setting = config.resolved.at(types.path) if config.resolved is not None else None
+        kinds = setting.value if setting is not None and isinstance(setting.value, list) else []
+        for kind, own in types.own.items():
+            layers = {layer for layer, each in enumerate(kinds) if each == kind}
+            names = {f"{types.prefix}.{{}}.{name}" for name in own}
+            there = {name for name in names if layers & (stored.places.get(name) or set())}
+            there |= {name for name in names if name.removesuffix(".weight").rpartition(".")[0] in stored.packed}
+            there |= {name for name in names if name.rpartition(".")[0] in stored.packed}
+            if not layers or (there and not any(map(ROUTER.search, there))):
+                continue
+            names = {name for name in names if not there or ".experts." in name}
+            if there.isdisjoint(names):
+                lost |= {name for name in names if not name.endswith("bias") and not SHARED.search(name)}
+    return frozenset(lost)
+
+
+def _join_parts(absent: Collection[str], known: Collection[str]) -> list[str]:
+    """Return the absent parameters, those of a module of which nothing else is known in one word: the module's name."""
+    found: dict[str, int] = {}
+    rest = set(known) - set(absent)
+    for name in absent:
+        words = name.split(".")
+        modules = (".".join(words[:length]) for length in range(1, len(words)))
+        part = next((each for each in modules if not any(other.startswith(f"{each}.") for other in rest)), name)
+        found[part] = found.get(part, 0) + 1
+    single = {name for name, number in found.items() if number < LEAST_KINDS}
+    parts = {f"all of {part}" for part, number in found.items() if number >= LEAST_KINDS}
+    return sorted(parts) + [
+        name for name in absent if name in single or any(name.startswith(f"{part}.") for part in single)
+    ]
 
 
 def _iter_lacking(ckpt: Checkpoint, stored: StoredParameters) -> Iterator[tuple[str, tuple[int, ...], list[str]]]:

@@ -50,9 +50,9 @@ def find_rank_shards(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
         for name, tensor, wanted in iter_expected(ckpt, table, choose_sizes, wide):
             if has_own_shape(tensor, method) and 0 not in tensor.shape:
                 found.setdefault((INDEX.sub("{}", name), tensor.shape, wanted), []).append(name)
-    if len(ckpt.tensors) >= LEAST_FLAT and all(
-        len(shape) <= 1 for forms in ckpt.forms_by_template.values() for _, shape in forms
-    ):
+    is_flat = all(len(shape) <= 1 for forms in ckpt.forms_by_template.values() for _, shape in forms)
+    # norms alone are flat in any model
+    if len(ckpt.tensors) >= LEAST_FLAT and is_flat and (not found or any(len(wanted) > 1 for *_, wanted in found)):
         problem = _describe_flat(ckpt, [(stored, wanted) for _, stored, wanted in found])
     elif table is not None and found:
         odd: list[_Odd] = []
@@ -122,14 +122,20 @@ def _describe_parts(
     strange = {INDEX.sub("{}", kind.names[0]) for kind in odd}
     kinds = ((names[0], INDEX.sub("{}", names[0])) for names in ckpt.layout.names_by_template.values())
     fitting = [(name, len(ckpt.tensors[name].shape)) for name, kind in kinds if kind in table.shapes.keys() - strange]
-    ranks = 0
+    parts = Counter(
+        expected // stored
+        for kind in odd
+        for stored, expected in zip(kind.stored, kind.expected, strict=True)
+        if stored != expected and expected % stored == 0
+    )
+    ranks = parts.most_common(1)[0][0] if parts else 0
     decisive: list[frozenset[str]] = []
+    is_first = True
     for kind in odd:
         axes = [axis for axis, (one, two) in enumerate(zip(kind.stored, kind.expected, strict=True)) if one != two]
-        part, rest = divmod(kind.expected[axes[0]], kind.stored[axes[0]])
-        if len(axes) != 1 or rest or part < 2 or ranks not in (0, part):
+        if ranks < 2 or len(axes) != 1 or not _is_part(kind.stored[axes[0]], kind.expected[axes[0]], ranks):
             return None
-        ranks = part
+        is_first = is_first and axes[0] == 0
         decisive.append(frozenset(table.fields_of(kind.names[0], axes[0], size_of)))
     fields = frozenset[str]().union(*decisive)
     fit_fields = {
@@ -141,13 +147,22 @@ def _describe_parts(
         return None
     first = odd[0]
     names = tuple(name for kind in odd for name in kind.names)
+    # tensor parallelism leaves norms whole; FSDP cuts every parameter along its first dimension
+    is_of_all = is_first and not is_contradicted and any(len(kind.expected) == 1 for kind in odd)
+    parallel = "" if is_of_all else "tensor-parallel "
     return Problem(
         f"{count(len(names), 'tensor')} are 1/{ranks} of what the model has along one dimension, this one "
         f"{format_shape(first.stored)} for {format_shape(first.expected)}"
         f"{', while others that the same settings size are whole' if is_contradicted else ''}: they are the shards of one of "
-        f"{ranks} tensor-parallel ranks",
+        f"{ranks} {parallel}ranks",
         file=ckpt.tensor_to_file[first.names[0]],
         key=first.names[0],
-        hint="export again, and gather these tensors from all tensor-parallel ranks",
+        hint=f"export again, and gather these tensors from all {parallel}ranks",
         names=names,
     )
+
+
+def _is_part(stored: int, expected: int, ranks: int) -> bool:
+    """Whether a rank may hold so many rows: an even share, or a share of torch.chunk, whose last one is smaller."""
+    share = -(-expected // ranks)
+    return stored in (expected // ranks, share, expected - (ranks - 1) * share)

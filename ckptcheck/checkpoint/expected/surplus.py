@@ -19,7 +19,7 @@ LEGAL = re.compile(
 )
 """Buffers that the model computes itself, and tensors that quantization adds."""
 LOADED = ("score.", "classifier.", "model.score.", "qa_outputs.", "classification_head.")
-"""Names under which the classifiers of transformers look for their head."""
+"""Names under which the classifiers of transformers look for their head, where the class is not among the learned ones."""
 
 
 def find_foreign_modules(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
@@ -66,18 +66,21 @@ def find_unread_heads(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
         return
     own = score_head_modules(config.architecture)
     if own or is_language_model(config):
-        loaded = (*LOADED, *(f"{head.partition('.')[0]}." for head in own)) if scorer else ("v_head.",)
+        roots = [head.partition(".")[0] for head in own]
+        read = tuple(f"{prefix}{root}." for prefix in ("", "model.") for root in roots) or LOADED
+        loaded = read if scorer else ("v_head.",)
         names = components.score_head_tensors or (
             find_likely_heads(components) if "auto_map" not in config.value else ()
         )
         unloaded = [name for name in names if not name.startswith(loaded)]
         if unloaded and not (scorer and len(unloaded) < len(names)):
             loads = f"loads its head as {own[0]}" if scorer else "loads no such head"
+            effect = " and starts the head from random numbers" if scorer else ""
             problem = Problem(
-                f"{config.architecture} {loads}, so transformers omits {join_truncated(unloaded)}",
+                f"{config.architecture} {loads}, so transformers omits {join_truncated(unloaded)}{effect}",
                 file=ckpt.tensor_to_file[unloaded[0]],
                 key=unloaded[0],
-                severity="warning",
+                severity="error" if scorer else "warning",
                 hint="rename the tensor"
                 if scorer
                 else "save with an architecture that has a head, such as …ForSequenceClassification",

@@ -70,6 +70,13 @@ class ModuleStorage:
         return self.weight.role != "weight" or self.weight.dtype not in FLOATS or "absmax" in self.parts
 
     @cached_property
+    def is_column_of_bytes(self) -> bool:
+        """Whether the weight is one column of bytes without anything beside it, as bitsandbytes packs 4-bit numbers."""
+        weight = self.weight
+        is_bytes = weight is not None and weight.role == "weight" and weight.dtype in ("U8", "I8")
+        return is_bytes and weight is not None and weight.shape[1:] == (1,) and not self.companions
+
+    @cached_property
     def is_misnamed(self) -> bool:
         """Whether an unquantized weight has the name of a packed one, as when transformers 5.23 saves a dequantized gpt-oss."""
         weight = self.weight

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry, find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
@@ -124,27 +125,49 @@ def _pair_moved(
         words = name.split(".")
         for start in range(len(words) - 1):
             by_end.setdefault(".".join(words[start:]), []).append(name)
-    moves: dict[tuple[str, str], dict[str, str]] = {}
+    moves: dict[tuple[str, ...], dict[str, str]] = {}
     for name, (_, tensor) in ours.items():
         words = name.split(".")
         for start in range(len(words) - 1):
             end = ".".join(words[start:])
             found = [other for other in by_end.get(end, ()) if theirs[other][1].shape == tensor.shape]
+            if len(found) > 1:  # one in each layer, where a module of the layers has another name
+                found = [other for other in found if INDEX.findall(other) == INDEX.findall(name)]
             if len(found) == 1:
-                move = ".".join(words[:start]), found[0].removesuffix(end).removesuffix(".")
+                prefixes = ".".join(words[:start]), found[0].removesuffix(end).removesuffix(".")
+                move = tuple(INDEX.sub("{}", f"{each}.") for each in prefixes)
                 moves.setdefault(move, {})[name] = found[0]
                 break
-    for pairs in moves.values():
+    claimed = {name for pairs in moves.values() for pair in pairs.items() for name in pair}
+    for (before, after), pairs in moves.items():
         if len(pairs) >= LEAST_MOVED:
+            found_too = _follow(before, after, ours, theirs)
+            pairs |= {name: other for name, other in found_too.items() if claimed.isdisjoint((name, other))}
             names = [(ours[name][0], theirs[other][0]) for name, other in pairs.items()]
             result.moved[_name_part(names)] = [name for name, _ in names]
             for name, other in pairs.items():
                 _add_pair(result, first, second, name, ours.pop(name), theirs.pop(other))
 
 
+def _follow(before: str, after: str, ours: PlainTensors, theirs: PlainTensors) -> dict[str, str]:
+    """Return the tensors of a part that moved, also those that show no move: `A_log` is one word behind its module."""
+    found: dict[str, str] = {}
+    start = before.count(".")
+    for name, (_, tensor) in ours.items():
+        words = name.split(".")
+        prefix = "".join(f"{word}." for word in words[:start])
+        numbers, (head, *pieces) = INDEX.findall(prefix), after.split("{}")
+        if INDEX.sub("{}", prefix) == before and len(numbers) == len(pieces):
+            filled = (number + piece for number, piece in zip(numbers, pieces, strict=True))
+            other = "".join([head, *filled, ".".join(words[start:])])
+            if other in theirs and theirs[other][1].shape == tensor.shape:
+                found[name] = other
+    return found
+
+
 def _name_part(names: list[tuple[str, str]]) -> tuple[str, str]:
     """Return what the names of a part begin with on both sides: the words that they do not share, and those that all have."""
-    ours, theirs = ([pair[side].split(".") for pair in names] for side in (0, 1))
+    ours, theirs = ([INDEX.sub("{}", pair[side]).split(".") for pair in names] for side in (0, 1))
     ends = [len(_share([one[::-1], other[::-1]])) for one, other in zip(ours, theirs, strict=True)]
     inner = _share([one[len(one) - end :] for one, end in zip(ours, ends, strict=True)])
     return tuple(".".join([*side[0][: len(side[0]) - ends[0]], *inner]) for side in (ours, theirs))  # type: ignore[return-value]

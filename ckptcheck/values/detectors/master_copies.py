@@ -32,12 +32,24 @@ def is_foreign_master(run: Megatron, master: GlobalTensor, weight: GlobalTensor)
     for place in _sample_boxes(master.shape):
         pair = [_to_float64(run.read(tensor, place), tensor.dtype) for tensor in (master, weight)]
         ours, theirs = pair
-        if ours is None or theirs is None or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        if ours is None or theirs is None or not np.isfinite(ours).all():
             continue
+        if not np.isfinite(theirs).all():
+            return True
         allowed = ROUNDING_TOLERANCE * (np.abs(theirs) + np.abs(theirs).max() / 100)
         if 4 * np.count_nonzero(np.abs(ours - theirs) > allowed) > ours.size:
             return True
     return False
+
+
+def is_damaged(run: Megatron, weight: GlobalTensor) -> bool:
+    """Whether a weight is all zero, or one of the sampled places holds NaN or Inf. Raises EvidenceError as above."""
+    import numpy as np
+
+    places = [_to_float64(run.read(weight, place), weight.dtype) for place in _sample_boxes(weight.shape)]
+    if any(values is not None and not np.isfinite(values).all() for values in places):
+        return True
+    return not run.read(weight).any()
 
 
 def _sample_boxes(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.layout import INDEX
@@ -12,7 +13,7 @@ from ckptcheck.values.detectors.byte_compare import map_pieces, read_patterns
 from ckptcheck.values.detectors.init_detection import has_constant_norms, looks_untrained
 from ckptcheck.values.detectors.norm_convention import has_plain_norms, has_zero_centred_norms
 from ckptcheck.values.detectors.roles import is_norm, name_pattern
-from ckptcheck.values.dtypes import decode
+from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ negative. SmolLM2's largest share is 0.47, in its first norm, and the next 0.005
 MIN_RAISED_NORMS, MIN_RAISED_SHARE, MAX_BELOW_ONE = 6, 3 / 4, 0.01
 """Norms of a kind, and their share, that have to be above one, and the share of weights below one that each may have. In every norm
 of the layers of SmolLM2 and all-MiniLM-L6-v2 at least 98 % are below one."""
+MOST_MOVED, MOST_CHANCE, MOST_NORMS_MOVED = 1 << 16, 16, 32
+"""Bytes around a norm in which its numbers are looked for; numbers of its neighbours that are positive by chance at its ends; and
+norms of a shard that are looked for."""
 HEAD_NORM = re.compile(r"(^|[._])[qk]_?(layer|ln|norm)")
 """Names of norms of queries and keys, which may have any sign: changed together, the signs of both cancel out."""
 
@@ -89,7 +93,7 @@ def find_negative_norms(ckpt: Checkpoint) -> list[str]:
         if len(shifted) < max(MIN_NORMS, MIN_NEGATIVE_SHARE * len(shares)):
             shifted = [name for name in shifted if shares[name] >= NEARLY_ALL]
         negative += shifted
-    return negative if negative and not find_misplaced_norms(ckpt) else []
+    return negative if negative and not find_misplaced_norms(ckpt) and not find_offsets(ckpt) else []
 
 
 def find_raised_norms(ckpt: Checkpoint) -> list[str]:
@@ -168,6 +172,69 @@ def find_misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
         if len(names) >= MIN_NORMS and len(layers) > 2 and 4 * len(names) >= 3 * len(signs[signs.index(True) :]):
             misplaced[shard] = names
     return misplaced
+
+
+@remembered
+def find_offsets(ckpt: Checkpoint) -> dict[str, tuple[int, list[str]]]:
+    """Return shard → by how many bytes all its data lie behind the places in its header, and the norms that show it.
+
+    A norm is the one long run of positive numbers among matrices. Where the same distance leads from the places of at least
+    MIN_NORMS norms to such a run, every tensor of the shard holds its neighbour's numbers. It looks only where a quarter of the
+    norms have a negative weight or NaN, and returns nothing where norms may be centred at zero. Reads and raises as
+    `find_torn_norms`.
+    """
+    if not has_plain_norms(ckpt):
+        return {}
+    odd = {stats.name: not (numbers > 0).all() for stats, numbers in _read_norm_weights(ckpt)}
+    found = {}
+    for shard in {ckpt.tensor_to_file[name] for name in odd}:
+        blocks = _list_norm_blocks(ckpt, shard, odd)
+        if len(blocks) < MIN_NORMS or 4 * sum(any(odd[name] for name in block) for block in blocks) < len(blocks):
+            continue
+        distances: dict[int, list[str]] = {}
+        for block in blocks[:MOST_NORMS_MOVED]:
+            for distance in _find_distances(ckpt, block):
+                distances.setdefault(distance, []).append(block[0])
+        distance = max(distances, key=lambda each: (len(distances[each]), -abs(each)), default=0)
+        names = distances.get(distance, [])
+        if distance and len(names) >= MIN_NORMS and 2 * len(names) >= min(len(blocks), MOST_NORMS_MOVED):
+            found[shard] = distance, names
+    return found
+
+
+def _list_norm_blocks(ckpt: Checkpoint, shard: str, norms: Collection[str]) -> list[list[str]]:
+    """Return the norms of a shard in the order of their data, those that lie side by side together."""
+    tensors = ckpt.shards[shard].tensors
+    blocks: list[list[str]] = []
+    last = ""
+    for name in sorted(tensors, key=lambda each: tensors[each].data_offsets):
+        if name in norms and last in norms and tensors[name].dtype == tensors[last].dtype:
+            blocks[-1].append(name)
+        elif name in norms:
+            blocks.append([name])
+        last = name
+    return [block for block in blocks if sum(ckpt.tensors[name].shape[0] for name in block) >= MIN_WEIGHTS_FOR_SIGNS]
+
+
+def _find_distances(ckpt: Checkpoint, block: list[str]) -> list[int]:
+    """Return the distances in bytes at which the numbers of a block may lie: one run of positive numbers, about as long."""
+    import numpy as np
+
+    shard, dtype = ckpt.shards[ckpt.tensor_to_file[block[0]]], ckpt.tensors[block[0]].dtype
+    place, length = shard.locate(block[0]), sum(ckpt.tensors[name].shape[0] for name in block)
+    size = sum(ckpt.tensors[name].nbytes for name in block)
+    width = size // length
+    begin = max(place - MOST_MOVED, place - shard.tensors[block[0]].data_offsets[0])
+    raw = ckpt.source.read(shard.name, begin, place - begin + size + MOST_MOVED)
+    distances: list[int] = []
+    for phase in range(width):
+        usable = (len(raw) - phase) // width * width
+        numbers = decode(dtype, np.frombuffer(raw[phase : phase + usable], FORMATS[dtype].unsigned))
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], numbers > 0, [0]))))
+        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if length <= last - first <= length + MOST_CHANCE:
+                distances += [begin + phase + at * width - place for at in range(first, last - length + 1)]
+    return distances
 
 
 @remembered

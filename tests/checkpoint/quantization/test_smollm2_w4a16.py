@@ -20,7 +20,8 @@ def test_it_is_sound_and_close_to_what_it_was(smollm2: Path, tmp_path: Path) -> 
     out = tmp_path / "w4a16"
     smollm2_w4a16.build(smollm2, out)
     report = run_rules(open_checkpoint(str(out), value_reader=ValuePass()), rule_loader.load_rules())
-    assert [f"{finding.code} {finding.message}" for finding in report.findings] == []
+    # SmolLM2 as transformers 5 saved it has infos for readers on transformers 4
+    assert [f"{each.code} {each.message}" for each in report.findings if each.severity != "info"] == []
     assert report.verdict == "clean"
     shards = json.loads((smollm2 / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
     name = "model.layers.7.mlp.down_proj"

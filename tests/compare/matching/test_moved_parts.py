@@ -40,3 +40,22 @@ def test_its_values_are_compared(tmp_path: Path) -> None:
         CHECKPOINTS / "tiny-llava", move(tmp_path / "b", "vision_tower.", "language_model.vision_tower.", 2.0)
     )
     assert {finding.code for finding in report.findings} == {"CMP001", "CMP005"}
+
+
+def test_a_module_of_every_layer_under_another_name(tmp_path: Path) -> None:
+    """Each end of a name exists once in each layer: the number tells which one it is; `mlp.A_log` follows the rest."""
+    folders = []
+    for name, module in (("a", "mlp"), ("b", "feed_forward")):
+        folders.append(tmp_path / name)
+        shutil.copytree(CHECKPOINTS / "tiny-llama", folders[-1])
+        tensors = load_file(folders[-1] / "model.safetensors")
+        tensors |= {f"model.layers.{layer}.mlp.A_log": np.full((4,), layer + 1, np.float32) for layer in range(3)}
+        save_file(
+            {key.replace(".mlp.", f".{module}."): value for key, value in tensors.items()},
+            folders[-1] / "model.safetensors",
+        )
+    (finding,) = ckptcheck.diff(*folders).findings
+    assert finding.message == (
+        "12 tensors of model.layers.{}.mlp are under model.layers.{}.feed_forward in the second checkpoint: "
+        "loaders look for the first names"
+    )

@@ -91,6 +91,12 @@ def test_what_the_last_save_lacks(folder: str, whole: list[str], last: list[str]
     assert found == lacks
 
 
+def test_what_the_only_save_of_a_run_lacks() -> None:
+    assert lacks_of({"checkpoint-10": TRAINER[:5]}) == {"checkpoint-10": ["trainer_state.json"]}
+    assert lacks_of({"checkpoint-10": TRAINER}) == {}
+    assert lacks_of({"checkpoint-10": TRAINER[:2]}) == {}, "an export"
+
+
 def test_files_of_a_step_beside_its_folder_belong_to_it(tmp_path: Path) -> None:
     """verl's data.pt lies above the files of the ranks, slime's state of the data in a folder of its own."""
     for step in (10, 20, 30):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ckptcheck
 from ckptcheck.checkpoint.megatron.inspection import MegatronWeights
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.linter.runner import run_rules
@@ -86,6 +87,21 @@ def test_a_shard_whose_data_are_shifted(smollm2: Path, tmp_path: Path, shift: in
     start = open_checkpoint(str(smollm2)).shards[file].data_start
     damage.replace(folder / file, raw[:start] + raw[-shift:] + raw[start:-shift])
     assert "VAL015" in {code for code, _ in find_keys(folder)}
+
+
+@pytest.mark.parametrize("shift", [1, 2, 5000])
+def test_a_model_whose_data_are_all_shifted(smollm2: Path, tmp_path: Path, shift: int) -> None:
+    """No norm is whole to compare with, so the distance to the numbers of the norms shows it; NaN and odd rows are consequences."""
+    import damage
+
+    folder = damage.linked_copy(smollm2, tmp_path / "shifted")
+    for file in folder.glob("*.safetensors"):
+        raw, start = file.read_bytes(), open_checkpoint(str(smollm2)).shards[file.name].data_start
+        damage.replace(file, raw[:start] + raw[-shift:] + raw[start:-shift])
+    report = ckptcheck.scan(folder)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    assert [finding.code for finding in errors] == ["VAL015"]
+    assert f"of 3 files lie {shift:,} {'byte' if shift == 1 else 'bytes'} behind" in errors[0].message
 
 
 @pytest.mark.parametrize("argument", ["apply_layernorm_1p", "layernorm_zero_centered_gamma"])
