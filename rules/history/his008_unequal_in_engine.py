@@ -79,7 +79,7 @@ def check(history: History) -> Iterator[Problem]:
             if "/" in place and text.startswith(PLAINLY) and place not in stale.get(index, ())
         }
         if not is_cast:
-            names |= set(_find_late(history, index)) - {place.partition("/")[2] for place in stale.get(index, ())}
+            names |= set(history.find_late(index)) - {place.partition("/")[2] for place in stale.get(index, ())}
         names -= history.lost_on_the_way(index)
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
@@ -92,24 +92,6 @@ def check(history: History) -> Iterator[Problem]:
             key=unequal[0],
             hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
         )
-
-
-def _find_late(history: History, index: int) -> Mapping[str, int]:
-    """Return the tensors that hold what was sent by their own name before, and the sync that sent it."""
-    sync = history.syncs[index]
-    wrong = {
-        name: value
-        for place, value in sync.held.items()
-        if (name := place.partition("/")[2]) in sync.sent and value not in (sync.sent[name], sync.cast.get(name))
-    }
-    found: dict[str, int] = {}
-    for earlier in range(index - 1, -1, -1) if wrong else ():
-        before = history.syncs[earlier]
-        if before.run == sync.run and before.ok:
-            for name, value in wrong.items():
-                if name not in found and value in (before.sent.get(name), before.cast.get(name)):
-                    found[name] = earlier
-    return found
 
 
 def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
@@ -133,7 +115,7 @@ def _describe_origin(history: History, index: int, names: list[str], others: Map
     for name in names:
         if name in others:
             return f"; {name} holds what was sent for {others[name]}"
-    late = _find_late(history, index)
+    late = history.find_late(index)
     for name in names:
         if name in late:
             return f"; {name} holds what was sent at {history.label(late[name])}"

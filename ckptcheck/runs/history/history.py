@@ -374,6 +374,30 @@ class History(EvidenceDefaults):
             )
         )
 
+    def find_late(self, index: int) -> Mapping[str, int]:
+        """Return the tensors of which the engine holds what was sent by their own name before, and the sync that sent it."""
+        sync = self.syncs[index]
+        wrong = {
+            name: value
+            for place, value in sync.held.items()
+            if (name := place.partition("/")[2]) in sync.sent and value not in (sync.sent[name], sync.cast.get(name))
+        }
+        found: dict[str, int] = {}
+        for earlier in range(index - 1, -1, -1) if wrong else ():
+            before = self.syncs[earlier]
+            if before.run == sync.run and before.ok:
+                for name, value in wrong.items():
+                    if name not in found and value in (before.sent.get(name), before.cast.get(name)):
+                        found[name] = earlier
+        return found
+
+    def keep_held(self, names: Collection[str]) -> set[str]:
+        """Return the names of the trainer's tensors that the engine has, fused or not; all where the record has none of it."""
+        held = {key.partition("/")[2] for sync in self.syncs for key in (*sync.held, *sync.unseen)} if names else ()
+        if not held:
+            return {*names}
+        return {*names} & {part for name in held for part in (name, *find_source_tensors(name, names))}
+
     @cached_property
     def unseen(self) -> Mapping[str, int]:
         """Tensors of the engine (``rank/name``) that no sync could read → how many syncs tried."""
