@@ -24,6 +24,7 @@ from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
 from ckptcheck.watch.probe import Probe
+from ckptcheck.watch.ranks import Ranks
 from ckptcheck.watch.record_claim import claim_record
 from ckptcheck.watch.schedule import Coverage, Schedule
 from ckptcheck.watch.story import Story
@@ -75,6 +76,7 @@ class WatchState:
         check_arguments(engine, on, {"every": every, "share": share, "budget": budget})
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
+        self.ranks = Ranks() if on == "raise" else None
         self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
         self.schedule, self.coverage = Schedule(share, budget), Coverage()
         self.ranges: dict[str, tuple[float, float, int]] = {}
