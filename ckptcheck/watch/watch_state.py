@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,7 +20,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.runs.history.history import build_history
-from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, run_id
+from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, find_earlier, run_id
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
@@ -214,6 +215,11 @@ class WatchState:
     def judge(self, sync: SyncRecord | None) -> Report:
         """Judge the last syncs, and return only the findings that are new with this one. None: what was logged since."""
         target = str(self.record.path) if self.record is not None else "syncs"
+        if sync is not None and not self.last and self.record is not None:
+            # a job that goes on after its process ended
+            with suppress(OSError, ValueError):
+                self.last = find_earlier(self.record.path, sync)
+            self._reported = set(map(_identify, self._run_rules(target, self.last, 0).findings)) if self.last else set()
         most = max(TAIL, 2 * self.schedule.groups + 2)
         kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
         old = self._reported
