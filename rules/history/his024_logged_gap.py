@@ -59,6 +59,8 @@ ENOUGH, LAG = 3, 5
 WINDOW = 8
 """Sound values of which the median is usual, and after which a gap has come to an end."""
 SIGMAS = 5.0
+TURNS = 16
+"""Syncs within which a watch looks at every tensor (ckptcheck/watch/schedule.py)."""
 FEW = 4
 """Matrices that an engine may have beside what it is sent: a head that is no longer tied."""
 DRIFT = 3.0
@@ -218,6 +220,13 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
             f"the record has no sync of that step, so that the engine drew with the weights of {history.label(index)}",
             "find out why the job left the sync out",
         )
+    # where that sync looked at some tensors only, the next ones tell of the others
+    for later, each in own[len(before) : len(before) + TURNS] if sync.group else ():
+        text, codes = find_fault(history, later)
+        if text:
+            return _Cause(f"at {history.label(later)} {text}", UNKNOWN.hint, codes)
+        if not each.group:
+            break
     if sync.sent and not (sync.group or sync.partial or sync.unseen):
         as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
         if as_sent >= sync.sent.keys():
