@@ -197,15 +197,21 @@ def test_vllm_watches_itself_in_a_job_of_trl(tmp_path: Path) -> None:
 def test_updates_by_checkpoint_engine_are_quiet_and_each_fault_is_named(tmp_path: Path) -> None:
     """A mixture of experts: what is lost is one expert of eight, inside a tensor that vLLM holds all experts in."""
     lost = "model.layers.1.mlp.experts.5.down_proj.weight"
-    done = run("checkpoint_engine_updates", tmp_path, "--steps", "10", "--fault", f"4=lost:{lost}", "7=misversioned")
+    faults = (f"4=lost:{lost}", "7=misversioned", "9=rounded", "11=unsent:model.layers.0.*", "13=stale", "15=skipped")
+    done = run("checkpoint_engine_updates", tmp_path, "--steps", "18", "--fault", *faults)
     said = said_of(tmp_path / "syncs.jsonl")
-    assert said == {
-        "step 4": [
-            f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
-        ],
-        "step 7": ["HIS005 the engine's weight version fell from 6 to 5 []"],
+    begins = {
+        "step 4": f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]",
+        "step 7": "HIS005 the engine's weight version fell from 6 to 5 []",
+        "step 9": "HIS008 the engine holds other values than the trainer sent in 60 tensors: ",
+        "step 11": "HIS007 the trainer no longer sends 33 of 69 tensors: model.layers.0.",
+        "step 13": "HIS002 the trainer sent all 69 tensors as at step 12 []",
+        "step 16": "HIS014 1 sync missing since step 14, in a job that syncs after every step []",
     }
-    assert lines_of_the_log(done) == ["HIS001 step 4", "HIS005 step 7"]
+    assert {where: [line[: len(begins[where])] for line in lines] for where, lines in said.items()} == {
+        where: [begin] for where, begin in begins.items()
+    }
+    assert lines_of_the_log(done) == [f"{begin[:6]} {where}" for where, begin in begins.items()]
 
 
 @pytest.mark.matrix
