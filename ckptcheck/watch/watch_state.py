@@ -266,7 +266,7 @@ def _identify(finding: Finding) -> tuple[str | None, ...]:
     The rest of its message may change, such as the number of probes for which a gap has lasted.
     """
     begins = re.match(r"(step|sync) \d+: ", finding.message)
-    return (finding.code, finding.severity, finding.key, begins[0] if begins else finding.message)
+    return (finding.code, finding.severity, finding.key, begins[0] if begins else re.sub(r"\d+", "", finding.message))
 
 
 def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:

@@ -29,8 +29,8 @@ had freed)
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import EXPERT, History, drop_rounded, tensors_stored_as_sent
-from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, SyncRecord
+from ckptcheck.runs.history.history import EXPERT, History, drop_rounded, find_swapped, tensors_stored_as_sent
+from ckptcheck.runs.history.record import PLAINLY
 from ckptcheck.text.formatting import count, list_unless_single
 
 
@@ -67,7 +67,7 @@ def check(history: History) -> Iterator[Problem]:
             continue
         is_cast = any(each.nbytes != sync.nbytes and each.sent.keys() == sync.sent.keys() for each in references)
         comparable = sync.cast.keys() if is_cast else sync.cast.keys() | sync.sent.keys()
-        others[index] = {} if is_cast else _find_swapped(sync)
+        others[index] = {} if is_cast else find_swapped(sync)
         names = {
             place.partition("/")[2]
             for place in history.stored_as_sent - tensors_stored_as_sent(sync) - stale.get(index, set())
@@ -98,21 +98,6 @@ def check(history: History) -> Iterator[Problem]:
             key=unequal[0],
             hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
         )
-
-
-def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
-    """Return the tensor whose value the engine holds in place of a tensor's own, by the latter's name, where one alone has it."""
-    unequal = {
-        name: value
-        for place, value in sync.held.items()
-        if (name := place.partition("/")[2]) in sync.sent
-        and value not in (sync.sent[name], sync.cast.get(name), *NO_BYTES)
-        and sync.altered.get(place) != "all zero"  # as others may be
-    }
-    senders: dict[str, list[str]] = {}
-    for name, value in (*sync.sent.items(), *sync.cast.items()) if unequal else ():
-        senders.setdefault(value, []).append(name)
-    return {name: senders[value][0] for name, value in unequal.items() if len(senders.get(value, ())) == 1}
 
 
 def _describe_origin(history: History, index: int, names: list[str], others: Mapping[str, str]) -> str:

@@ -111,6 +111,17 @@ def test_a_finding_is_said_once_also_when_the_first_syncs_are_dropped() -> None:
     assert [(finding.code, finding.message.partition(":")[0]) for finding in told] == [("HIS001", "step 2")]
 
 
+def test_a_finding_whose_message_counts_on_is_said_once() -> None:
+    found: list[str] = []
+    trainer, engine = Trainer(), Engine()
+    watch = Watch(engine, on=lambda finding: found.append(f"{finding.code} {finding.key}"))
+    for step in range(8):
+        with watch(step=step) as sync:
+            engine.update(sync.sent(trainer.export()))
+        trainer.step(frozen=(NAMES[0],))
+    assert found == [f"HIS004 {NAMES[0]}"]
+
+
 def test_a_line_of_the_log_names_the_tensor() -> None:
     trainer, engine = Trainer(), Engine()
     watch = Watch(engine)

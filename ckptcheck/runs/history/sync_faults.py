@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptcheck.runs.history.history import History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import History, find_swapped, tensors_stored_as_sent
 from ckptcheck.runs.history.record import PLAINLY, SyncRecord
 
 
@@ -14,12 +14,16 @@ def _is_unequal(history: History, index: int) -> bool:
         any("/" in place and text.startswith(PLAINLY) for place, text in sync.altered.items())
         or bool(sync.sent and history.stored_as_sent.intersection(sync.held) - tensors_stored_as_sent(sync))
         or any(pair.index == index and any(history.stale_tensors(pair)) for pair in history.pairs)
-        or bool(history.lost_on_the_way(index))
+        or bool(history.lost_on_the_way(index) or (sync.alike and find_swapped(sync)))
     )
 
 
 def _is_unchanged(history: History, index: int) -> bool:
     return any(pair.index == index and pair.is_step and history.find_unchanged_side(pair) for pair in history.pairs)
+
+
+def _is_older(history: History, index: int) -> bool:
+    return any(pair.index == index and history.find_older(pair) for pair in history.pairs)
 
 
 def _of_sync(is_met: Callable[[SyncRecord], object]) -> Callable[[History, int], object]:
@@ -36,6 +40,7 @@ FAULTS: tuple[tuple[str, tuple[str, ...], Callable[[History, int], object]], ...
     ("what was sent is not what is trained", ("HIS025",), _of_sync(lambda sync: sync.trained or sync.is_merged_wrong)),
     ("what was sent is odd", ("HIS029",), _of_sync(lambda sync: sync.odd)),
     ("the engine did not hold all that was sent", ("HIS008", "HIS001", "HIS007"), _is_unequal),
+    ("that sync sent the values of an older step", ("HIS006",), _is_older),
     ("that sync changed nothing", ("HIS002",), _is_unchanged),
 )
 """What is wrong with a sync, the rules that may say it, and how the record shows it."""
