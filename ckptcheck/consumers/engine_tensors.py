@@ -15,6 +15,9 @@ EXPERTS_TENSOR = re.compile(r"(.*\.experts)\.(?:\w+\.)?w(13|2)_(\w+)")
 """All experts of a layer: [experts, gate above up] and [experts, down] (their fused_moe layers)."""
 EXPERT_PROJECTIONS = {"13": (("gate_proj", "up_proj"), ("w1", "w3")), "2": (("down_proj",), ("w2",))}
 """Suffix of a fused experts' tensor → names of the expert's projections in checkpoints, Mixtral's second."""
+EXPERTS_WHOLE = {"13": "gate_up_proj", "2": "down_proj"}
+"""The same suffix → the parameter that has a projection of all experts in models of transformers 5 (``experts.gate_up_proj``, and
+``experts.gate_up_proj_bias`` of GPT-OSS)."""
 EXPERT_MODULE = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)")
 ROOTS = (
     ("language_model.model.", "model.language_model."),
@@ -64,7 +67,7 @@ def _find_sources(name: str, sent: Collection[str]) -> tuple[str, ...]:
             for number in sorted(numbers)
             for spelling in EXPERT_PROJECTIONS[match[2]]
             for part in spelling
-        ]
+        ] or [f"{prefix}.{EXPERTS_WHOLE[match[2]]}{'' if last == 'weight' else f'_{last}'}"]
     return tuple(each for each in sources if each in sent)
 
 

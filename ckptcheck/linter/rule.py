@@ -40,6 +40,8 @@ class Problem:
     """A severity other than the rule's own, if the evidence calls for it; a severity in the settings wins over both."""
     names: tuple[str, ...] = ()
     """All names that the message is about, if it gives only the first few and counts the rest."""
+    follows: tuple[str, ...] = ()
+    """Codes of rules that name the cause: where one of them has a finding, this one is an info that points to it."""
 
 
 @dataclass(frozen=True)

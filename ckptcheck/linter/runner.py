@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckptcheck.errors import EvidenceError, describe_shortage
@@ -26,6 +26,8 @@ class RuleRun:
     """The evidence as the rule sees it; None if it has nothing for the rule."""
     applies: bool = False
     findings: list[Finding] = field(default_factory=list)
+    follows: dict[Finding, tuple[str, ...]] = field(default_factory=dict)
+    """Finding → `Problem.follows`."""
     passed: bool = False
     skipped: str | None = None
     """Why the rule could not check, or None."""
@@ -61,7 +63,9 @@ class RuleRun:
         self.evidence.require(self.rule.on)
         # Collect one by one, to keep the findings from before a crash.
         for problem in self.rule.check(self.view):
-            self.findings.append(_finding(self.rule, severity, problem, self.lists))
+            self.findings.append(finding := _finding(self.rule, severity, problem, self.lists))
+            if problem.follows and severity is None:
+                self.follows[finding] = problem.follows
         if not self.findings:
             self.skipped = self.evidence.explain_unread(self.view) or None
         self.passed = not self.findings and self.skipped is None
@@ -154,7 +158,7 @@ def _build_report(
     evidence: Evidence, runs: Sequence[RuleRun], ignored: Mapping[str, str] | None, *, interrupted: bool = False
 ) -> Report:
     """Return the report of rules that ran. interrupted: the rules about values did not."""
-    findings = [finding for run in runs for finding in run.findings]
+    findings = _fold(runs)
     passed = [run.rule.code for run in runs if run.passed]
     skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
     crashed = [(run.rule.code, run.crashed) for run in runs if run.crashed is not None]
@@ -191,6 +195,19 @@ def _build_report(
         identities=evidence.identities,
         headline=evidence.headline if all(finding.severity == "info" for finding in findings) else "",
     )
+
+
+def _fold(runs: Sequence[RuleRun]) -> list[Finding]:
+    """Return the findings of all rules; one that follows from another rule's is an info that points to it."""
+    found = {run.rule.code for run in runs if any(finding.severity != "info" for finding in run.findings)}
+    folded: list[Finding] = []
+    for run in runs:
+        for finding in run.findings:
+            cause = next((code for code in run.follows.get(finding, ()) if code in found), None)
+            folded.append(
+                replace(finding, severity="info", hint=f"mend what {cause} names") if cause is not None else finding
+            )
+    return folded
 
 
 def _tells_damage(runs: Iterable[RuleRun], ignored: Mapping[str, str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from ckptcheck.consumers.engine_tensors import EXPERT_PROJECTIONS, EXPERTS_TENSOR, find_source_tensors
+from ckptcheck.consumers.engine_tensors import EXPERT_PROJECTIONS, EXPERTS_TENSOR, EXPERTS_WHOLE, find_source_tensors
 from ckptcheck.consumers.structures import FUSED_MODULES
 
 
@@ -65,6 +65,8 @@ def _split_experts(name: str, tensor: Any, module: Any, sent: Collection[str]) -
         return []
     numbers = _expert_numbers(module, tensor.shape[0])
     sources = set(find_source_tensors(name, sent))
+    if sources == {whole := f"{match[1]}.{EXPERTS_WHOLE[match[2]]}"}:
+        return [(whole, tensor)] if len(numbers) == tensor.shape[0] else []
     for parts in EXPERT_PROJECTIONS[match[2]] if sent else EXPERT_PROJECTIONS[match[2]][:1]:
         names = {f"{match[1]}.{number}.{part}.{match[3]}" for number in numbers for part in parts}
         # without a map of experts, a rank with a part of them would give them wrong numbers

@@ -15,11 +15,11 @@ from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 
 class SyncError(RuntimeError):
-    """A sync has error findings. report: all findings of the sync."""
+    """A sync has error findings. report: all findings of the sync; None on a rank that did not check it."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report | None, message: str = "") -> None:
         self.report = report
-        super().__init__("; ".join(map(_describe_finding, report.findings)))
+        super().__init__(message or "; ".join(map(_describe_finding, report.findings if report is not None else ())))
 
 
 class SyncCheck:

@@ -19,7 +19,7 @@ from ckptcheck.runs.history.record import GapRecord, SyncRecord, run_id
 from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
 from ckptcheck.watch.set_identity import SetIdentity
-from ckptcheck.watch.sync_check import SyncCheck
+from ckptcheck.watch.sync_check import SyncCheck, SyncError
 from ckptcheck.watch.sync_comparison import SyncComparison
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights, digest_tensor
 from ckptcheck.watch.trainer_side import SyncOfTrainer
@@ -173,11 +173,26 @@ class Syncing:
     def after(self, error: BaseException | None = None) -> None:
         """Check the engine, append to the record, and report findings. error: the exception of a sync that failed.
 
-        Raises SyncError if the watch has ``on="raise"``, there is an error finding, and the sync itself did not raise.
+        Raises SyncError if the watch has ``on="raise"``, there is an error finding, and the sync itself did not raise: on each
+        rank, whichever of them checks.
         """
+        watch, ranks = self._watch, self._watch.ranks
+        if watch.enabled:
+            found = ""
+            try:
+                self._check(error)
+            except SyncError as raised:
+                found = str(raised)
+                raise
+            finally:
+                if ranks is not None:
+                    watch.attempt("tell the other ranks", lambda: ranks.tell(found), once=True)
+        elif ranks is not None and error is None and (found := ranks.hear(watch.say)):
+            raise SyncError(None, found)
+
+    def _check(self, error: BaseException | None) -> None:
+        """Look at both sides, and have the sync judged. Raises as `after`."""
         watch, sync = self._watch, self._sync
-        if not watch.enabled:
-            return
         sync.seconds = time.monotonic() - self._began - self._digest_seconds - self._identity_seconds
         began = time.monotonic()
         if error is None and self._iterators_started < self._iterators_returned:

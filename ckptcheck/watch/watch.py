@@ -89,6 +89,8 @@ class Watch(WatchState):
         version that the sync gives the engine, for an engine that does not report it.
         """
         self.number += 1
+        if self.ranks is not None:
+            self.ranks.begin()
         self._is_closed = False
         _watches.add(self)
         if self.enabled:

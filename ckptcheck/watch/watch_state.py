@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,11 +20,12 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.runs.history.history import build_history
-from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, run_id
+from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, find_earlier, run_id
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
 from ckptcheck.watch.probe import Probe
+from ckptcheck.watch.ranks import Ranks
 from ckptcheck.watch.record_claim import claim_record
 from ckptcheck.watch.schedule import Coverage, Schedule
 from ckptcheck.watch.story import Story
@@ -75,6 +77,7 @@ class WatchState:
         check_arguments(engine, on, {"every": every, "share": share, "budget": budget})
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
+        self.ranks = Ranks() if on == "raise" else None
         self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
         self.schedule, self.coverage = Schedule(share, budget), Coverage()
         self.ranges: dict[str, tuple[float, float, int]] = {}
@@ -212,6 +215,11 @@ class WatchState:
     def judge(self, sync: SyncRecord | None) -> Report:
         """Judge the last syncs, and return only the findings that are new with this one. None: what was logged since."""
         target = str(self.record.path) if self.record is not None else "syncs"
+        if sync is not None and not self.last and self.record is not None:
+            # a job that goes on after its process ended
+            with suppress(OSError, ValueError):
+                self.last = find_earlier(self.record.path, sync)
+            self._reported = set(map(_identify, self._run_rules(target, self.last, 0).findings)) if self.last else set()
         most = max(TAIL, 2 * self.schedule.groups + 2)
         kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
         old = self._reported
@@ -258,7 +266,7 @@ def _identify(finding: Finding) -> tuple[str | None, ...]:
     The rest of its message may change, such as the number of probes for which a gap has lasted.
     """
     begins = re.match(r"(step|sync) \d+: ", finding.message)
-    return (finding.code, finding.severity, finding.key, begins[0] if begins else finding.message)
+    return (finding.code, finding.severity, finding.key, begins[0] if begins else re.sub(r"\d+", "", finding.message))
 
 
 def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:

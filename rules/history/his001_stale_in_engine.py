@@ -5,6 +5,7 @@
   built from it changed too.
 - The rule finds fused projections and experts by the names that vLLM and SGLang give them. It leaves out a tensor
   whose source it does not know.
+- What comes one sync late is HIS008's, and this finding then an info.
 
 ## Why it matters
 - The update call answered success, and the engine goes on with a part of the old policy. The longer that lasts, the
@@ -43,9 +44,15 @@ def check(history: History) -> Iterator[Problem]:
         if pair.sent_changed
     ]
     for indices, names in history.follow(found):
+        # what comes with the next sync is late, as others are at this one: HIS008 says it
+        after = indices[-1] + 1
+        late = history.find_late(after) if after < len(history.syncs) else {}
+        is_late = any(late.get(name) == indices[-1] for name in names)
+        is_late = is_late or indices[0] - 1 in history.find_late(indices[0]).values()
         yield Problem(
             f"{history.label(indices[0])}: {count(len(set(names)), 'tensor')} of the engine did not change although the"
             f" trainer sent new values: {join_truncated(set(names))}{history.describe_lasting(indices)}",
             key=names[0],
             hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
+            follows=("HIS008",) if is_late else (),
         )

@@ -5,7 +5,8 @@
 - A matrix that changed at every step does not stop, for three steps up to the end of the record, while its siblings go on.
 - If all matrices of a kind stayed the same, the rule does not report them: that is how a job freezes a part of the
   model on purpose.
-- Where the watch knows what the trainer trains (TRL), it leaves out what is frozen.
+- Where the watch knows what the trainer trains (TRL), it leaves out what is frozen. One matrix without siblings, such as a head,
+  counts there too if it alone never changes.
 - The rule leaves out norms and biases (in bf16 a step may round to nothing) and single experts (an expert that no
   token is routed to has no gradient).
 
@@ -22,6 +23,7 @@
 NVIDIA-NeMo/RL#3259 (layers of the second pipeline stage)
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -29,6 +31,8 @@ from ckptcheck.runs.history.history import History, name_pattern, trainable_matr
 from ckptcheck.text.formatting import count, join_truncated
 
 STEPS = 3
+LONE = 1
+"""Matrices without a sibling that may stand still by mistake: a head. All of them, embeddings too, are frozen on purpose."""
 
 
 @rule(
@@ -43,10 +47,12 @@ def check(history: History) -> Iterator[Problem]:
     constant -= history.sent_otherwise | history.frozen  # HIS025 says why, or they are frozen on purpose
     changing_kinds = {name_pattern(name) for name in history.compared_names if name not in constant}
     names = sorted(name for name in trainable_matrices(constant) if name_pattern(name) in changing_kinds)
+    if lone := [] if names else _list_lone(history, constant):
+        names = lone
     if names:
         yield Problem(
             f"{count(len(names), 'matrix', 'matrices')} never changed over {count(len(history.step_pairs), 'step')} although"
-            f" others of their kind did: {join_truncated(names)}",
+            f" {'all others' if lone else 'others of their kind'} did: {join_truncated(names)}",
             key=names[0],
             hint="look for it among the optimizer's parameters",
         )
@@ -61,6 +67,15 @@ def check(history: History) -> Iterator[Problem]:
             key=names[0],
             hint="check whether a rank or a stage still exports the parameters that the optimizer updates",
         )
+
+
+def _list_lone(history: History, constant: set[str]) -> list[str]:
+    """Return the matrices without a sibling, such as a head, that alone stood still, if they are known not to be frozen."""
+    if not any(sync.trained is not None for sync in history.syncs):
+        return []
+    kinds = Counter(map(name_pattern, history.compared_names))
+    still = set(trainable_matrices(constant))
+    return sorted(still) if len(still) <= LONE and all(kinds[name_pattern(name)] == 1 for name in still) else []
 
 
 def _find_stopped(history: History) -> Iterator[tuple[str, list[int]]]:

@@ -40,18 +40,15 @@ from ckptcheck.text.formatting import count, list_unless_single
 def check(history: History) -> Iterator[Problem]:
     yield from _find_restarts(history)
     old_names: dict[int, dict[int, list[str]]] = {}
-    for pair in history.step_pairs:
-        found = old_names.setdefault(pair.index, {})
-        for name in trainable_matrices(pair.sent_changed - history.sent_otherwise):
-            digest = pair.after.sent[name]
-            for index in range(pair.before_index - 1, -1, -1):
-                older = history.syncs[index]
-                if older.run == pair.after.run and older.sent.get(name) == digest:
-                    found.setdefault(index, []).append(name)
-                    break
+    # a second sync of one step may bring the values of an older one back, too
+    pairs = [pair for pair in history.pairs if pair.is_step or None is not pair.before.step == pair.after.step]
+    for pair in pairs:
+        found = history.find_older(pair)
+        after = history.syncs[pair.index + 1 : pair.index + 2]
+        if found or not after or after[0].step is None or after[0].step != pair.after.step:
+            old_names[pair.index] = found  # else the next sync is of this step, too, and tells
     changed = {
-        pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed - history.sent_otherwise))
-        for pair in history.step_pairs
+        pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed - history.sent_otherwise)) for pair in pairs
     }
     causes = history.follow((at, [name for each in found.values() for name in each]) for at, found in old_names.items())
     for indices, concerned in causes:

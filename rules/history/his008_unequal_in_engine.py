@@ -29,8 +29,8 @@ had freed)
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import EXPERT, History, drop_rounded, tensors_stored_as_sent
-from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, SyncRecord
+from ckptcheck.runs.history.history import EXPERT, History, drop_rounded, find_swapped, tensors_stored_as_sent
+from ckptcheck.runs.history.record import PLAINLY
 from ckptcheck.text.formatting import count, list_unless_single
 
 
@@ -67,7 +67,7 @@ def check(history: History) -> Iterator[Problem]:
             continue
         is_cast = any(each.nbytes != sync.nbytes and each.sent.keys() == sync.sent.keys() for each in references)
         comparable = sync.cast.keys() if is_cast else sync.cast.keys() | sync.sent.keys()
-        others[index] = {} if is_cast else _find_swapped(sync)
+        others[index] = {} if is_cast else find_swapped(sync)
         names = {
             place.partition("/")[2]
             for place in history.stored_as_sent - tensors_stored_as_sent(sync) - stale.get(index, set())
@@ -79,12 +79,18 @@ def check(history: History) -> Iterator[Problem]:
             if "/" in place and text.startswith(PLAINLY) and place not in stale.get(index, ())
         }
         if not is_cast:
-            names |= set(_find_late(history, index)) - {place.partition("/")[2] for place in stale.get(index, ())}
+            names |= set(history.find_late(index)) - {place.partition("/")[2] for place in stale.get(index, ())}
         names -= history.lost_on_the_way(index)
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
         found.append((index, drop_rounded(sync, names)))
+    late: list[list[int]] = []
     for indices, unequal in history.follow(found):
+        if history.find_late(indices[0]).get(unequal[0]) == indices[0] - 1:
+            run = history.syncs[indices[0]].run
+            if any(each[0] <= indices[0] <= each[-1] and history.syncs[each[0]].run == run for each in late):
+                continue  # an engine that is one sync late: this tensor did not change before
+            late.append(indices)
         yield Problem(
             f"{history.label(indices[0])}: the engine holds other values than the trainer sent in"
             f" {count(len(unequal), 'tensor')}{list_unless_single(unequal)}"
@@ -94,46 +100,13 @@ def check(history: History) -> Iterator[Problem]:
         )
 
 
-def _find_late(history: History, index: int) -> Mapping[str, int]:
-    """Return the tensors that hold what was sent by their own name before, and the sync that sent it."""
-    sync = history.syncs[index]
-    wrong = {
-        name: value
-        for place, value in sync.held.items()
-        if (name := place.partition("/")[2]) in sync.sent and value not in (sync.sent[name], sync.cast.get(name))
-    }
-    found: dict[str, int] = {}
-    for earlier in range(index - 1, -1, -1) if wrong else ():
-        before = history.syncs[earlier]
-        if before.run == sync.run and before.ok:
-            for name, value in wrong.items():
-                if name not in found and value in (before.sent.get(name), before.cast.get(name)):
-                    found[name] = earlier
-    return found
-
-
-def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
-    """Return the tensor whose value the engine holds in place of a tensor's own, by the latter's name, where one alone has it."""
-    unequal = {
-        name: value
-        for place, value in sync.held.items()
-        if (name := place.partition("/")[2]) in sync.sent
-        and value not in (sync.sent[name], sync.cast.get(name), *NO_BYTES)
-        and sync.altered.get(place) != "all zero"  # as others may be
-    }
-    senders: dict[str, list[str]] = {}
-    for name, value in (*sync.sent.items(), *sync.cast.items()) if unequal else ():
-        senders.setdefault(value, []).append(name)
-    return {name: senders[value][0] for name, value in unequal.items() if len(senders.get(value, ())) == 1}
-
-
 def _describe_origin(history: History, index: int, names: list[str], others: Mapping[str, str]) -> str:
     """Say whose value, or of which sync, the engine holds in a tensor; "" where the record does not have it."""
     sync = history.syncs[index]
     for name in names:
         if name in others:
             return f"; {name} holds what was sent for {others[name]}"
-    late = _find_late(history, index)
+    late = history.find_late(index)
     for name in names:
         if name in late:
             return f"; {name} holds what was sent at {history.label(late[name])}"

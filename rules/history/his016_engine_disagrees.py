@@ -7,6 +7,7 @@
   tell; a gap below 2e-6 nats never counts.
 - In any case mean |Δ| stays below 0.05 nats.
 - A gap that lasts from one probe to the next is one finding, with the number of probes.
+- Where another rule says what is wrong with the sync of its first probe, this finding is an info.
 
 ## Why it matters
 - Engine and trainer have the same weights right after a sync. If they compute different logprobs, the engine samples from
@@ -29,6 +30,7 @@ from statistics import median
 
 from ckptcheck import Problem, rule
 from ckptcheck.runs.history.history import History
+from ckptcheck.runs.history.sync_faults import find_fault
 
 BEYOND_FLOOR = 5.0
 """How many times its floor the gap of a model may be, as in `ckptcheck parity judge`."""
@@ -90,8 +92,10 @@ def _describe_gap(history: History, indices: list[int], reason: str, sound_file:
     if len(probes) > 1:
         largest = max(probe.mean or 0 for probe in probes)
         message += f"; it lasts for {len(probes):,} probes, to {history.label(indices[-1])}, and reaches {largest:.3g}"
+    text, codes = find_fault(history, indices[0])
     return Problem(
-        message,
+        f"{message}{'; ' if text else ''}{text}",
+        follows=codes,
         hint=f"ckptcheck parity why {shlex.quote(first.file)} SOURCE"
         + (f" --floor {shlex.quote(sound_file)}" if sound_file else "")
         if first.file

@@ -92,11 +92,7 @@ def check(history: History) -> Iterator[Problem]:
 def _list_untold(history: History) -> set[str]:
     """Return what is trained and was sent at no sync, as far as the engine has it."""
     unsent = {name for sync in history.syncs for name in sync.unsent}
-    unsent -= {name for sync in history.syncs for name in sync.sent}
-    held = {key.partition("/")[2] for sync in history.syncs for key in (*sync.held, *sync.unseen)}
-    if not unsent or not held:
-        return unsent
-    return unsent & {part for name in held for part in (name, *find_source_tensors(name, unsent))}
+    return history.keep_held(unsent - {name for sync in history.syncs for name in sync.sent})
 
 
 def _find_gap(sent: Collection[str]) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ The job's own metric, one number a step: `sampling/sampling_logp_difference/mean
 - **A drift.** Values that stay three times above those of the start, by a cumulative sum, and above half of the first limit.
 - The finding names what the record shows of the cause: a prefix cache that was kept, or other sampling settings, as the adapter saw
   them; a step without a sync; or that the engine held every tensor as it was sent, so that the sync is not at fault. Where another
-  rule reports that sync, this finding is an info.
+  rule reports that, this finding is an info.
 
 ## Why it matters
 - The engine draws tokens from another policy than the one that is trained. Ratios are clipped or corrected, and the cause stays.
@@ -32,18 +32,21 @@ huggingface/trl#5142 (weights that are discarded at wake-up), NovaSky-AI/SkyRL#1
 NeMo-RL's guide to GRPO names an upward drift of 1 to 2 % a fault of the weight update
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from math import exp, log
 from statistics import median
 
 from ckptcheck import Problem, rule
+from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.rollouts.curves import find_lasting
 from ckptcheck.rollouts.gap_summary import FLOORS
-from ckptcheck.runs.history.history import History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import History, tensors_stored_as_sent, trainable_matrices
 from ckptcheck.runs.history.logged_gap import DRAWN, LOGGED, find_logged
-from ckptcheck.runs.history.record import PLAINLY, GapRecord, SyncRecord
+from ckptcheck.runs.history.record import GapRecord, SyncRecord
+from ckptcheck.runs.history.sync_faults import find_fault
+from ckptcheck.text.formatting import join_truncated
 
 BEYOND = 5.0
 """How many times its floor, or its usual value, a gap may be, as in HIS016."""
@@ -56,6 +59,10 @@ ENOUGH, LAG = 3, 5
 WINDOW = 8
 """Sound values of which the median is usual, and after which a gap has come to an end."""
 SIGMAS = 5.0
+TURNS = 16
+"""Syncs within which a watch looks at every tensor (ckptcheck/watch/schedule.py)."""
+FEW = 4
+"""Matrices that an engine may have beside what it is sent: a head that is no longer tied."""
 DRIFT = 3.0
 """How many times the start's value a drift has to reach; a gap that is usual may become so large whatever the first limit was."""
 
@@ -71,38 +78,22 @@ class _Departure:
 
 @dataclass(frozen=True)
 class _Cause:
-    """What the record shows of the cause, for the end of the message, and what to do."""
+    """What the record shows of the cause, for the end of the message, what to do, and the rules that may name it."""
 
     text: str
     hint: str
-    is_consequence: bool = False
-    """Whether another finding names the cause."""
+    follows: tuple[str, ...] = ()
 
 
 UNKNOWN = _Cause(
     "",
-    "another finding at this step names the cause, if it lies in the sync; else compare the prefix cache, the sampling settings"
-    " and the dtypes of both sides: ckptcheck parity why separates them",
+    "compare the prefix cache, the sampling settings and the dtypes of both sides: ckptcheck parity why separates them",
 )
 HELD = _Cause(
     "the engine held all that was sent, so the weights of that sync are not at fault",
     "look at how both sides compute: the prefix cache, temperature and penalties, raw logprobs, what changes the engine's weights"
     " after a sync (a wake-up), weights that the trainer does not send (a tied head)",
 )
-
-
-FAULTS: tuple[tuple[str, str, Callable[[SyncRecord], object]], ...] = (
-    ("that sync sent nothing", "HIS014", lambda sync: sync.is_empty),
-    ("not all that is trained was sent", "HIS017", lambda sync: sync.unsent),
-    ("what was sent is not what is trained", "HIS025", lambda sync: sync.trained or sync.is_merged_wrong),
-    ("what was sent is odd", "HIS029", lambda sync: sync.odd),
-    (
-        "the engine did not hold all that was sent",
-        "HIS008",
-        lambda sync: any("/" in place and text.startswith(PLAINLY) for place, text in sync.altered.items()),
-    ),
-)
-"""What is wrong with a sync, the rule that says it, and how the record shows it."""
 
 
 @rule("HIS024", "logged-gap", severity="error", on="history", when=lambda history: bool(history.gaps))
@@ -198,7 +189,8 @@ def _describe(
     return Problem(
         f"{_label(first, gaps)}: {shown}{'; ' if cause.text else ''}{cause.text}",
         hint=cause.hint,
-        severity="info" if cause.is_consequence else None if is_error else "warning",
+        severity=None if is_error else "warning",
+        follows=cause.follows,
     )
 
 
@@ -211,12 +203,12 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
     index, sync = before[-1]
     after = own[len(before) : len(before) + 1]
     if any(each.run == run and each.step == gap.step for _, each in history.missing):
-        return _name_rule("rollouts began without the weights of this step", "HIS014")
-    for text, code, is_met in FAULTS:
-        if is_met(sync):
-            return _name_rule(text, code)
+        return _Cause("rollouts began without the weights of this step", UNKNOWN.hint, ("HIS014",))
+    text, codes = find_fault(history, index)
+    if text:
+        return _Cause(text, UNKNOWN.hint, codes)
     if any(each.written for _, each in after):
-        return _name_rule("the engine changed after that sync", "HIS023")
+        return _Cause("the engine changed after that sync", UNKNOWN.hint, ("HIS023",))
     # settings are read at a sync, and may have changed after the one that gave the weights
     suspects = next((each.suspects for _, each in [before[-1], *after] if each.suspects), ())
     if suspects:
@@ -228,20 +220,32 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
             f"the record has no sync of that step, so that the engine drew with the weights of {history.label(index)}",
             "find out why the job left the sync out",
         )
-    unequal = history.stored_as_sent.intersection(sync.held) - tensors_stored_as_sent(sync) if sync.sent else set()
-    if unequal or any(pair.index == index and any(history.stale_tensors(pair)) for pair in history.pairs):
-        return _name_rule("the engine did not hold all that was sent", "HIS001 or HIS008")
-    if any(pair.index == index and pair.is_step and history.find_unchanged_side(pair) for pair in history.pairs):
-        return _name_rule("that sync changed nothing", "HIS002")
+    # where that sync looked at some tensors only, the next ones tell of the others
+    for later, each in own[len(before) : len(before) + TURNS] if sync.group else ():
+        text, codes = find_fault(history, later)
+        if text:
+            return _Cause(f"at {history.label(later)} {text}", UNKNOWN.hint, codes)
+        if not each.group:
+            break
     if sync.sent and not (sync.group or sync.partial or sync.unseen):
         as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
         if as_sent >= sync.sent.keys():
-            return HELD
+            return _describe_held(history, sync)
     return UNKNOWN
 
 
-def _name_rule(text: str, codes: str) -> _Cause:
-    return _Cause(text, f"mend what {codes} names", is_consequence=True)
+def _describe_held(history: History, sync: SyncRecord) -> _Cause:
+    """Return that all arrived, and what the engine has beside it, unless that is a whole part such as a vision tower."""
+    changed = frozenset[str]().union(*(pair.held_changed for pair in history.pairs))
+    names = [key.partition("/")[2] for key in sync.held.keys() - changed]
+    others = sorted(name for name in trainable_matrices(names) if not find_source_tensors(name, sync.sent))
+    if not 0 < len(others) <= FEW or len(history.pairs) < 2:
+        return HELD
+    which = "which is never sent, stays as it is" if len(others) == 1 else "which are never sent, stay as they are"
+    return _Cause(
+        f"the engine held all that was sent, and {join_truncated(others)}, {which}",
+        "send it, or tie it as the trainer does, if it is trained; else compare how both sides compute, as the prefix cache",
+    )
 
 
 def _is_until(sync: SyncRecord, gap: GapRecord) -> bool:

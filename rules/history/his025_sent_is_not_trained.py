@@ -48,7 +48,7 @@ def check(history: History) -> Iterator[Problem]:
             of = "tensors were sent with other values than the trainer's own parameters have"
         yield Problem(
             f"{history.label(indices[0])}: {len(names):,} {of}{list_unless_single(names)}"
-            f"{_describe_origin(history, indices[0], names)}{history.describe_lasting(indices)}",
+            f"{_describe_origin(history, indices, names)}{history.describe_lasting(indices)}",
             key=names[0],
             hint="export the parameters that the optimizer updates, after its step",
         )
@@ -73,20 +73,25 @@ def _find_merged(history: History) -> Iterator[Problem]:
             )
 
 
-def _describe_origin(history: History, index: int, names: list[str]) -> str:
+def _describe_origin(history: History, indices: list[int], names: list[str]) -> str:
     """Say what was sent in place of the parameters; "" where the record does not have it."""
-    sent, run = history.syncs[index].sent, history.syncs[index].run
-    for earlier in range(index - 1, -1, -1):
+    first, last = history.syncs[indices[0]], history.syncs[indices[-1]]
+    for earlier in range(indices[0] - 1, -1, -1):
         values = history.own_values[earlier]
-        old = [name for name in names if values.get(name) == sent[name]]
-        if old and history.syncs[earlier].run == run:
+        old = [name for name in names if values.get(name) == first.sent[name]]
+        if old and history.syncs[earlier].run == first.run:
             which = "" if len(old) == len(names) else f" ({len(old):,} of them)"
-            return f"; the export has the values of {history.label(earlier)}{which}: it was captured before the step"
-    senders = {value: name for name, value in history.own_values[index].items()}
+            since = f"the values of {history.label(earlier)}{which}"
+            if last is first:
+                return f"; the export has {since}, from before the step"
+            if all(last.sent.get(name, values[name]) == values[name] for name in old):
+                return f"; the export keeps {since}"
+            return f"; the export has {since}: it was captured before the step"
+    senders = {value: name for name, value in history.own_values[indices[0]].items()}
     for name in names:
-        if (other := senders.get(sent[name])) not in (None, name):
+        if (other := senders.get(first.sent[name])) not in (None, name):
             return f"; {name} was sent with the values of {other}"
     for name in names:
-        if text := history.syncs[index].altered.get(name):
+        if text := first.altered.get(name):
             return f"; {name}: {text}"
     return ""

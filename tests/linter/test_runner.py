@@ -79,6 +79,25 @@ def test_rules_about_values_run_last_and_findings_keep_the_order_of_the_rules() 
     assert report.passed == ()
 
 
+def test_a_consequence_is_an_info_where_its_cause_is_found_and_stands_after_it() -> None:
+    follows = made("A001", outcome=Problem("apart", hint="look", follows=("B001", "C001")))
+    cause = made("C001", outcome=Problem("lost"))
+    report = run_rules(Played(), [follows, made("B001"), cause])
+    assert [(each.severity, each.code, each.hint) for each in report.findings] == [
+        ("error", "C001", None),
+        ("info", "A001", "mend what C001 names"),
+    ]
+    cases: tuple[tuple[list[Rule[Played]], Any], ...] = (
+        ([follows, made("B001")], {}),
+        ([follows, cause], {"ignored": {"C001": "we know"}}),
+        ([follows, made("C001", outcome=Problem("lost", severity="info"))], {}),
+        ([follows, cause], {"severities": {"A001": "error"}}),
+    )
+    for rules, options in cases:
+        found = {each.code: each for each in run_rules(Played(), rules, **options).findings}["A001"]
+        assert (found.severity, found.hint) == ("error", "look")
+
+
 class Unread(Played):
     def require(self, kind: str) -> None:
         if kind == "values":

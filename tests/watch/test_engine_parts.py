@@ -186,6 +186,29 @@ def test_parts_that_are_not_certain_are_held_whole() -> None:
     assert {"layers.1.self_attn.k_proj.weight", "layers.0.mlp.experts.3.up_proj.weight"} <= held
 
 
+def test_experts_that_a_trainer_has_in_one_parameter_are_compared_with_it() -> None:
+    engine, found = Engine(), list[str]()
+    watch = Watch(module(engine), on=lambda finding: found.append(f"{finding.code} {finding.key}"))
+    experts = engine.layers[0].mlp.experts
+    sent = {
+        "layers.0.mlp.experts.gate_up_proj": experts.w13_weight.detach() + 1,
+        "layers.0.mlp.experts.down_proj": experts.w2_weight.detach() + 1,
+    }
+    with torch.no_grad(), watch(step=0) as sync:
+        list(sync.sent(sent.items()))
+        experts.w13_weight.copy_(sent["layers.0.mlp.experts.gate_up_proj"])
+    held, known = watch.last[-1].held, watch.last[-1].sent
+    assert {name for name, value in known.items() if held[f"0/{name}"] == value} == {
+        "layers.0.mlp.experts.gate_up_proj"
+    }
+    assert found == ["HIS008 layers.0.mlp.experts.down_proj"]
+    experts.global_num_experts = 8  # another rank has the others
+    watch = Watch(module(engine))
+    with watch(step=1) as sync:
+        list(sync.sent(sent.items()))
+    assert "0/layers.0.mlp.experts.w13_weight" in watch.last[-1].held
+
+
 def test_experts_of_a_rank_have_the_numbers_of_its_map() -> None:
     engine = Engine()
     engine.layers[0].mlp.experts.expert_map = torch.tensor([-1, -1, 0, 1, 2, 3])

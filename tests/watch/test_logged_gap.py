@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,12 +14,12 @@ import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import SyncWarning, Watch, watch_log
-from tests.watch.toy import Engine, Trainer
+from tests.watch.toy import NAMES, Engine, Trainer
 
 TRL = "sampling/sampling_logp_difference/mean"
 
 
-def run_syncs(watch: Watch, gaps: list[float | None]) -> None:
+def run_syncs(watch: Watch, gaps: Sequence[float | None]) -> None:
     """Sync a toy, and log a gap after each."""
     trainer, engine = Trainer(), watch.engine
     assert isinstance(engine, Engine)
@@ -42,6 +43,37 @@ def test_the_next_sync_has_the_gap_and_the_end_judges_the_last_one(tmp_path: Pat
     watch.close()
     (message,) = found
     assert message.startswith(f"step 4: {TRL} is 0.004, 20,000 times what it was; the engine held all that was sent")
+
+
+def test_a_gap_is_an_info_where_another_rule_names_its_cause_and_an_error_where_none_does(tmp_path: Path) -> None:
+    for lost, expected in ((True, [("error", "HIS001"), ("info", "HIS024")]), (False, [("error", "HIS024")])):
+        trainer, engine, record = Trainer(), Engine(), tmp_path / f"{lost}.jsonl"
+        watch = Watch(engine, record=record, on=lambda finding: None)
+        watch.dtype = "float32"
+        for step in range(6):
+            engine.deaf = (NAMES[0],) if lost and step == 4 else ()
+            with watch(step=step) as sync:
+                engine.update(sync.sent(trainer.export()))
+            trainer.step()
+            watch.logged({TRL: 0.004 if step == 4 else 2e-7}, step)
+        watch.close()
+        findings = ckptcheck.history(record).findings
+        assert [(each.severity, each.code) for each in findings] == expected
+        assert (findings[-1].hint == "mend what HIS001 names") is lost
+
+
+def test_an_engine_that_is_one_sync_late_has_one_finding(tmp_path: Path) -> None:
+    trainer, engine, record = Trainer(), Engine(), tmp_path / "syncs.jsonl"
+    watch = Watch(engine, record=record, on=lambda finding: None)
+    late: Any = ()
+    for step in range(6):
+        with watch(step=step) as sync:
+            weights = list(sync.sent(trainer.export()))
+            engine.update(late if step >= 2 else weights)
+            late = weights
+        trainer.step()
+    findings = ckptcheck.history(record).findings
+    assert [(each.severity, each.code) for each in findings] == [("error", "HIS008"), ("info", "HIS001")]
 
 
 def test_a_gap_that_lasts_is_one_finding_and_long_jobs_keep_their_start(tmp_path: Path) -> None:

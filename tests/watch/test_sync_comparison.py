@@ -104,7 +104,7 @@ def test_a_copy_of_an_earlier_step_and_another_parameter_are_named() -> None:
     said = Job(export=change("1.weight", copy_once())).run()
     assert said == [
         "HIS025 step 1: 1 tensor was sent with other values than the trainer's own parameter has; the export has the values of"
-        " step 0: it was captured before the step"
+        " step 0, from before the step"
     ]
     job = Job()
     job.export = change("1.weight", lambda value: job.trainer[2].weight.data)

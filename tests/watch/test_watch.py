@@ -18,6 +18,7 @@ from ckptcheck.linter.rule import Finding
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.runtime.engines.digest import digest
 from ckptcheck.runs.history.history import open_history
+from ckptcheck.runs.history.record import run_id
 from ckptcheck.watch import SyncError, SyncWarning, Watch, digests, module, servers
 from tests.conftest import needs
 from tests.paths import ROOT
@@ -108,6 +109,17 @@ def test_a_finding_is_said_once_also_when_the_first_syncs_are_dropped() -> None:
         synced(trainer, engine, watch)
         trainer.step()
     assert [(finding.code, finding.message.partition(":")[0]) for finding in told] == [("HIS001", "step 2")]
+
+
+def test_a_finding_whose_message_counts_on_is_said_once() -> None:
+    found: list[str] = []
+    trainer, engine = Trainer(), Engine()
+    watch = Watch(engine, on=lambda finding: found.append(f"{finding.code} {finding.key}"))
+    for step in range(8):
+        with watch(step=step) as sync:
+            engine.update(sync.sent(trainer.export()))
+        trainer.step(frozen=(NAMES[0],))
+    assert found == [f"HIS004 {NAMES[0]}"]
 
 
 def test_a_line_of_the_log_names_the_tensor() -> None:
@@ -231,6 +243,30 @@ def test_the_example_of_the_documentation_says_what_it_is_shown_to_say(tmp_path:
     section, changed = report.sections
     assert all(f"  {line}\n" in shown for line in changed.brief)
     assert rows == [["–" if cell is None else f"{cell:.4g}" for cell in row[:8]] for row in section.rows]
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_job_that_goes_on_is_held_against_what_it_sent_before(tmp_path: Path, is_sound: bool) -> None:
+    record, found = tmp_path / "syncs.jsonl", list[str]()
+
+    def run(trainer: Trainer, steps: range) -> None:
+        engine = Engine()
+        watch = Watch(engine, record=record, on=lambda finding: found.append(f"{finding.code} {finding.message}"))
+        for step in steps:
+            with watch(step=step) as sync:
+                engine.update(sync.sent(trainer.export()))
+            trainer.step()
+
+    run(Trainer(), range(6))
+    record.write_text(record.read_text("utf-8").replace(f'"run":"{run_id()}"', '"run":"0123456789ab"'), "utf-8")
+    trainer = Trainer()
+    for _ in range(4 if is_sound else 0):
+        trainer.step()
+    run(trainer, range(4, 8))
+    assert [line[:60] for line in found] == (
+        [] if is_sound else ["HIS006 step 4: the trainer was started again and did not go "]
+    )
+    assert is_sound or "; those of step 0" in found[0]
 
 
 def test_after_ctrl_c_nobody_is_asked(tmp_path: Path) -> None:

@@ -376,6 +376,42 @@ class History(EvidenceDefaults):
             )
         )
 
+    def find_older(self, pair: SyncPair) -> dict[int, list[str]]:
+        """Return the syncs of which one brings values back, other than the one right before → the matrices that have them."""
+        found: dict[int, list[str]] = {}
+        for name in trainable_matrices(pair.sent_changed - self.sent_otherwise):
+            digest = pair.after.sent[name]
+            for index in range(pair.before_index - 1, -1, -1):
+                older = self.syncs[index]
+                if older.run == pair.after.run and older.sent.get(name) == digest:
+                    found.setdefault(index, []).append(name)
+                    break
+        return found
+
+    def find_late(self, index: int) -> Mapping[str, int]:
+        """Return the tensors of which the engine holds what was sent by their own name before, and the sync that sent it."""
+        sync = self.syncs[index]
+        wrong = {
+            name: value
+            for place, value in sync.held.items()
+            if (name := place.partition("/")[2]) in sync.sent and value not in (sync.sent[name], sync.cast.get(name))
+        }
+        found: dict[str, int] = {}
+        for earlier in range(index - 1, -1, -1) if wrong else ():
+            before = self.syncs[earlier]
+            if before.run == sync.run and before.ok:
+                for name, value in wrong.items():
+                    if name not in found and value in (before.sent.get(name), before.cast.get(name)):
+                        found[name] = earlier
+        return found
+
+    def keep_held(self, names: Collection[str]) -> set[str]:
+        """Return the names of the trainer's tensors that the engine has, fused or not; all where the record has none of it."""
+        held = {key.partition("/")[2] for sync in self.syncs for key in (*sync.held, *sync.unseen)} if names else ()
+        if not held:
+            return {*names}
+        return {*names} & {part for name in held for part in (name, *find_source_tensors(name, names))}
+
     @cached_property
     def unseen(self) -> Mapping[str, int]:
         """Tensors of the engine (``rank/name``) that no sync could read → how many syncs tried."""
@@ -459,6 +495,21 @@ def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
         for key, value in sync.held.items()
         if value in (sync.sent.get(name := key.partition("/")[2]), sync.cast.get(name))
     }
+
+
+def find_swapped(sync: SyncRecord) -> Mapping[str, str]:
+    """Return the tensor whose value the engine holds in place of a tensor's own, by the latter's name, where one alone has it."""
+    unequal = {
+        name: value
+        for place, value in sync.held.items()
+        if (name := place.partition("/")[2]) in sync.sent
+        and value not in (sync.sent[name], sync.cast.get(name), *NO_BYTES)
+        and sync.altered.get(place) != "all zero"  # as others may be
+    }
+    senders: dict[str, list[str]] = {}
+    for name, value in (*sync.sent.items(), *sync.cast.items()) if unequal else ():
+        senders.setdefault(value, []).append(name)
+    return {name: senders[value][0] for name, value in unequal.items() if len(senders.get(value, ())) == 1}
 
 
 def drop_rounded(sync: SyncRecord, names: Collection[str]) -> list[str]:

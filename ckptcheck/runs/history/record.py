@@ -31,6 +31,8 @@ BEGIN = f'{{"schema":"{SCHEMA}"'.encode()
 """The first bytes of every line that `Record` writes."""
 OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"' + re.escape(SCHEMA.encode()) + rb'"')
 """The beginning of a sync as any JSON writer may format it, complete or cut off by a crash."""
+RUN_AND_STEP = re.compile(rb'"run":"([0-9a-f-]+)","step":(\d+)')
+"""Process and step of a line as `Record` writes it."""
 KEEP = 100
 """Syncs that a record keeps by default. A sync of 700 tensors takes 70 kB."""
 LONGEST = 1 << 27
@@ -318,6 +320,25 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
             "ckptcheck refit --record writes one, and so does ckptcheck.watch",
         )
     return tuple(syncs), damaged
+
+
+def find_earlier(path: Path, sync: SyncRecord) -> list[SyncRecord]:
+    """Return the first sync of the last other process that synced this step, and its sync of the step; [] for none.
+
+    It decodes no other line, since a record may be large. Raises OSError, and what `_decode` raises.
+    """
+    decoder = msgspec.json.Decoder(SyncRecord)
+    first: dict[str, SyncRecord] = {}
+    found: SyncRecord | None = None
+    for _, line in _lines(path) if sync.step is not None else ():
+        match = RUN_AND_STEP.search(line[:200])
+        if match is None or match[1].decode() == sync.run:
+            continue
+        if match[1].decode() not in first:
+            first[match[1].decode()] = _decode(decoder, line)
+        if int(match[2]) == sync.step:
+            found = _decode(decoder, line)
+    return [] if found is None else [each for each in (first[found.run],) if each.step != found.step] + [found]
 
 
 def _decode(decoder: msgspec.json.Decoder[SyncRecord], line: bytes) -> SyncRecord:

@@ -209,6 +209,10 @@ def test_what_an_engines_tensor_is_made_of() -> None:
     assert len(find_source_tensors("model.layers.0.mlp.experts.routed_experts.w13_weight", sent)) == 4
     assert len(find_source_tensors("model.layers.0.mlp.experts.w2_weight", sent)) == 2
     assert find_source_tensors("model.layers.1.mlp.experts.w2_weight", sent) == ()
+    # transformers 5 has the experts of a layer in one parameter, as vLLM does
+    whole = [f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj", "gate_up_proj_bias")]
+    for engine, source in zip(("w13_weight", "w2_weight", "w13_bias"), whole, strict=True):
+        assert find_source_tensors(f"model.layers.0.mlp.experts.routed_experts.{engine}", whole) == (source,)
     assert find_source_tensors("language_model.model.layers.0.mlp.gate_up_proj.weight", sent) == tuple(sent[1:3])
     assert find_source_tensors("model.layers.0.self_attn.attn.scale", sent) == ()
 
