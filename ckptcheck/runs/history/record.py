@@ -330,7 +330,7 @@ def find_earlier(path: Path, sync: SyncRecord) -> list[SyncRecord]:
     decoder = msgspec.json.Decoder(SyncRecord)
     first: dict[str, SyncRecord] = {}
     found: SyncRecord | None = None
-    for _, line in _lines(path) if sync.step is not None else ():
+    for _, line in read_lines(path) if sync.step is not None else ():
         match = RUN_AND_STEP.search(line[:200])
         if match is None or match[1].decode() == sync.run:
             continue
