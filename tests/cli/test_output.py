@@ -165,9 +165,7 @@ def test_what_the_headers_show_is_written_before_long_reading_goes_on(
         advance(1, 4)
         advance(2, 4)
     errors = capsys.readouterr().err
-    assert errors.startswith(
-        "broken: known from the headers, while the values are being read:\n\n  error   IDX001 missing-shard\n"
-    )
+    assert errors.startswith("broken: found in the headers so far:\n\n  error   IDX001 missing-shard\n")
     assert errors.count("IDX001") == 1
     assert errors.count("% done after") == 2
 
