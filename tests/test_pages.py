@@ -27,8 +27,9 @@ import ckptcheck
 from ckptcheck.cli.app import build_app
 from ckptcheck.cli.verb_command import load_verb
 from ckptcheck.rollouts import write_rollouts
-from ckptcheck.verbs import VERBS
+from ckptcheck.verbs import FURTHER, VERBS
 from tests.benchmarks import figures
+from tests.doubles.one_step_job import FORMS
 from tests.factories import signatures
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.history_cases import build_history
@@ -90,8 +91,15 @@ def test_the_notebook_has_every_verb_and_runs(folder: Path, capsys: pytest.Captu
     answer = {"meta_info": {"output_token_logprobs": [[-1.0, 7, None]]}, "prompt_token_ids": [5]}
     (folder / "dump.json").write_text(json.dumps(answer), encoding="utf-8")
     signatures.write_key(folder, "release")
+    index = folder / "step_100/model.safetensors.index.json"
+    index.write_text(
+        index.read_text(encoding="utf-8").replace('"total_size": 8032', '"total_size": 1'), encoding="utf-8"
+    )
+    printed = "".join(FORMS["verl"].format(step=step, loss=0.1, norm=3e9, k3=5e-7) + "\n" for step in range(3))
+    (folder / "train.log").write_text(printed, encoding="utf-8")
     names: dict[str, Any] = {}
-    called = set()
+    called: set[str] = set()
+    value_of: dict[str, Any] = {}
     for cell in cells:
         tree = ast.parse("".join(cell["source"])) if cell["cell_type"] == "code" else ast.Module([], [])
         for node in ast.walk(tree):
@@ -103,13 +111,18 @@ def test_the_notebook_has_every_verb_and_runs(folder: Path, capsys: pytest.Captu
             continue
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "docs/notebook.ipynb", "exec"), names)
-        value = eval(ast.unparse(last), names) if last is not None else None
+        value: Any = eval(ast.unparse(last), names) if last is not None else None
+        value_of[ast.unparse(last) if last is not None else ""] = value
         if hasattr(value, "verdict"):
             assert value.verdict != "incomplete", value
             assert value.target.split()[0] in value._repr_html_()
-    exported = {load_verb(words).name for words in VERBS} & {*ckptcheck.__all__}
+    exported = {load_verb(words).name for words in VERBS} & {*ckptcheck.__all__} | {*FURTHER}
     assert exported - called == {"rule"}, "it declares one"
-    assert "error IDX001 model-00002-of-00003.safetensors is missing" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "error IDX001 model-00002-of-00003.safetensors is missing" in shown
+    assert '+    "total_size": 8032' in shown, "preview_repairs"
+    assert "3 syncs · steps 0–2" in shown, "follow_history"
+    assert [finding.code for finding in value_of["ckptcheck.history('train.log')"].findings] == ["HIS032"]
 
 
 def _run_rule(block: str, name: re.Match[str], folder: Path) -> None:
@@ -159,7 +172,7 @@ def _is_installed(tree: ast.Module) -> bool:
 def _find_undefined(tree: ast.Module, names: dict[str, Any]) -> set[str]:
     """Return the names that a block reads, and that neither it nor an earlier block defines."""
     bound = {*names, *dir(builtins), "__file__"}
-    read = set()
+    read: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)

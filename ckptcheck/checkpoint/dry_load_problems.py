@@ -66,7 +66,7 @@ def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Proble
         yield Problem(
             f"{load.consumer} refuses to load it{f' as {load.model}' if load.model else ''}: {load.refused}",
             file=file,
-            hint=f"a job would end the same way; where this machine is the reason, ask the job's Python: --dry-load {name}=PYTHON",
+            hint=f"a job would fail the same way; if this machine is the cause, name the job's Python: --dry-load {name}=PYTHON",
         )
     if load.misshapen:
         key, stored, own = load.misshapen[0]
@@ -102,11 +102,11 @@ def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Proble
         )
     if load.at_zero:
         yield Problem(
-            f"{load.consumer} leaves zeros in {_join(load.at_zero, load.at_zero_count)} of {model}: in no layer such a bias is "
+            f"{load.consumer} leaves zeros in {_join(load.at_zero, load.at_zero_count)} of {model}: no layer has such a bias "
             "stored whole",
             file=file,
             key=load.at_zero[0],
-            hint="right for a model that was trained without it; else export again",
+            hint="ignore this if the model was trained without such biases; else export again",
             severity="warning",
             names=load.at_zero,
         )

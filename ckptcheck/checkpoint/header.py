@@ -252,7 +252,10 @@ def _slow(header: bytes) -> _Parsed:
             msgspec.json.decode(header, type=msgspec.Raw)
         except (msgspec.MsgspecError, RecursionError) as error:
             return None, None, [Defect("header-not-json", f"the header cannot be read: {error}")]
-        raise OSError(errno.EFBIG, f"its header of {len(header):,} bytes is too unusual to be examined at that length")
+        raise OSError(
+            errno.EFBIG,
+            f"its header of {len(header):,} bytes has an unusual form, and is too long to be examined entry by entry",
+        )
     header_object, defects = parse_object(header, strict=True)
     if header_object is None:
         return None, None, [Defect("header-not-json", f"the header cannot be read: {defects[0].text}")]

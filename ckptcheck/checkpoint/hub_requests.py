@@ -209,7 +209,7 @@ class HubClient:
         elif response.status_code != 200:
             raise _describe_refusal(response, self._question)
         elif start:
-            raise RequestError(errno.EIO, f"{host} hands out only whole files, not parts of them")
+            raise RequestError(errno.EIO, f"{host} serves only whole files, not ranges of bytes")
         body = _read_body(response, most, due, progress)
         link = response.links.get("next", {}).get("url", "")  # a mirror may name another host: keep only the query
         return Answer(host, body, None if start is None else total, urlsplit(link).query)
@@ -314,7 +314,7 @@ def _describe_refusal(response: Any, question: Question) -> RequestError:
     if status >= 500 or status == 408:
         return RequestError(errno.EIO, f"{host} has an internal error ({words})", "try again later", wait)
     if response.history and host != host_of(response.history[0].url):
-        return RequestError(errno.EIO, f"{host}, where the Hub keeps its contents, does not hand it out ({words})")
+        return RequestError(errno.EIO, f"{host}, where the Hub keeps its files, refuses to serve it ({words})")
     error = _find_typed_error(response)
     if isinstance(error, errors.GatedRepoError):
         text = "your token does not open it" if has_token else "can be read only after logging in"

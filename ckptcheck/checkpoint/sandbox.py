@@ -141,9 +141,7 @@ def _result(lines: list[dict[str, Any]], code: int, seconds: int, memory: int) -
     if is_done and all(line.get("bound") != "memory" for line in lines):
         return SandboxResult(tuple(lines), None)
     if (flag := _find_lower_limit(seconds, memory)) is not None:
-        raise EvidenceError(
-            f"a child process did not finish, and this process has a lower limit than it: ulimit {flag}"
-        )
+        raise EvidenceError(f"a child process did not finish: `ulimit {flag}` is set lower here than what it may use")
     if is_done:
         return SandboxResult(tuple(lines), None)
     if code == -signal.SIGXCPU:

@@ -100,7 +100,7 @@ def read_pieces(raw: bytes) -> tuple[list[str], Defect | None]:
                 pieces.append(_read_piece(raw, start, end))
     except _Broken:
         where = f"after {count(len(pieces), 'piece')}" if pieces else "at its beginning"
-        text = f"it is torn: at byte {position:,}, {where}, it is no SentencePiece model any more"
+        text = f"it is damaged: from byte {position:,} on, {where}, it is not a SentencePiece model"
         return pieces, Defect("torn", text)
     return pieces, None if pieces else Defect("no-tokens", "it is a SentencePiece model without a piece")
 

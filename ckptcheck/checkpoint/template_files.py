@@ -128,7 +128,7 @@ def _in_settings(settings: Config | None) -> tuple[list[TemplateText], list[Prob
         if isinstance(template, str):
             templates[name] = TemplateText(name or "default", settings.file, key, template)
         else:
-            message = f"the chat template is a JSON {json_kind(template)}, not a text: apply_chat_template of transformers fails"
+            message = f"the chat template is a JSON {json_kind(template)}, not a string: apply_chat_template of transformers fails"
             faults.append(Problem(message, settings.file, key, HINT))
     return _in_order(templates), faults
 

@@ -165,7 +165,7 @@ def _convert(converter: _Plain, value: Any) -> Any:
 
 def _refuse(foreign: tuple[str, ...]) -> None:
     if foreign:
-        raise UnreadableArchive(f"it names {foreign[0]}, which no data needs, and it is not run")
+        raise UnreadableArchive(f"it names {foreign[0]}, which plain data does not need: it was not loaded")
 
 
 _NAMED = frozenset(
@@ -203,7 +203,7 @@ class _KnownGlobals:
     def _encode(self, text: Any, coding: Any = "utf-8") -> bytes:
         """Stand for codecs.encode, by which old pickles spell bytes."""
         if type(text) is not str or coding != "latin1":
-            raise UnreadablePickle("it spells bytes in a way that pickle does not")
+            raise UnreadablePickle("it encodes bytes in a way that pickle does not")
         self._budget.spend(len(text))
         return text.encode("latin1")
 

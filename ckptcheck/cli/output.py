@@ -364,7 +364,7 @@ class TerminalObserver(Observer):
         if (report := self.known.get(target)) is not None and report.findings:
             from ckptcheck.reporters.text import write_findings
 
-            log(f"{target}: known from the headers, while the values are being read:")
+            log(f"{target}: found in the headers so far:")
             write_findings(report, sys.stderr)
 
     def phase(self, label: str, most: float | None = None) -> contextlib.AbstractContextManager[None]:

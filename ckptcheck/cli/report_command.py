@@ -95,7 +95,8 @@ class ReportCommand(typer.core.TyperCommand):
             ctx.params["format"] = (outputs and find_format(outputs[0])) or ctx.params["format"]
         elif len(outputs) > 1:
             raise UsageError(
-                "--format names one format, and -o several files", hint="leave it out: their endings say it"
+                "--format names one format, and -o several files",
+                hint="leave --format out: the endings of the files name the formats",
             )
         try:
             _refuse_outputs(self, outputs, ctx)
@@ -125,7 +126,8 @@ def list_outputs(values: Mapping[str, Any]) -> list[tuple[str, Path | None]]:
     outputs = values["output"] or ()
     if any(map(is_remote_address, outputs)):
         raise UsageError(
-            "a report is written to a file", hint="name one with -o; parts and a manifest may lie in a store"
+            "a report can be written to a file of this machine only",
+            hint="name a local file with -o; only parts and manifests can go to a store",
         )
     if len(outputs) < 2:
         return [(values["format"], Path(outputs[0]) if outputs else None)]

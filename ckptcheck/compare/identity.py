@@ -141,7 +141,7 @@ def describe_absent(ckpt: Checkpoint | Megatron) -> str | None:
         absent = [*(folder for folder in ckpt.rank_folders if folder not in ranks), *ckpt.unread]
         uneven = [key for key, cover in ckpt.tiling_gaps.items() if cover.missing or cover.doubled or cover.beyond]
         if not absent and uneven:
-            return f"no chunks, or too many, hold parts of {join_truncated(uneven)}"
+            return f"chunks of {join_truncated(uneven)} are missing, overlap or lie beyond its shape"
     else:
         absent = ckpt.list_broken()
     if absent:
@@ -257,7 +257,7 @@ def leave_out_copies(
         if name == tied:
             original = embedding
         if original in tensors and tensors[original] == tensors[name]:
-            left_out[name] = f"it is {original}, stored again"
+            left_out[name] = f"it is {original}, stored a second time"
             del tensors[name]
     return left_out
 
@@ -300,7 +300,7 @@ def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str,
             raise EvidenceError(f"{side.target} has no identity: {name} cannot be split: {error}") from error
         for part, tensor in (parts or {normalize_hf_name(name): layout}).items():
             if part in plain:
-                raise EvidenceError(f"{side.target} has no identity: two of its tensors are both {part}")
+                raise EvidenceError(f"{side.target} has no identity: two of its tensors map to {part}")
             plain[part] = tensor
     return plain
 

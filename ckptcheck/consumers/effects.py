@@ -153,7 +153,9 @@ def _find_renamed_entry(ckpt: Checkpoint, mismatches: list[Mismatch], entry: str
     wider = f"re:.*{entry[3:]}"
     if not entry.startswith("re:") or matches_stored_name(ckpt, entry) or not matches_stored_name(ckpt, wider):
         return ""
-    return f"{entry} matches no stored name, so that the tool packed what it means: quantize again with {wider}"
+    return (
+        f"{entry} matches no stored name, so the tool quantized what it should leave out: quantize again with {wider}"
+    )
 
 
 def _write_hint(mismatches: list[Mismatch], entry: str | None, method: str | None) -> str:

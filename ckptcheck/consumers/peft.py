@@ -18,11 +18,11 @@ KINDS: dict[str, tuple[type, ...]] = {
     "a number": (int, float),
     "a whole number": (int,),
     "true or false": (bool,),
-    "a list or a text": (list, str, type(None)),
+    "a list or a string": (list, str, type(None)),
     "a list": (list, type(None)),
     "a list or a whole number": (list, int, type(None)),
     "a list or an object": (list, dict, type(None)),
-    "true, false or a text": (bool, str, type(None)),
+    "true, false or a string": (bool, str, type(None)),
     "an object": (dict,),
     "an object or null": (dict, type(None)),
 }
@@ -30,17 +30,17 @@ SETTINGS = {
     "r": "a whole number",
     "lora_alpha": "a number",
     "lora_dropout": "a number",
-    "target_modules": "a list or a text",
-    "exclude_modules": "a list or a text",
+    "target_modules": "a list or a string",
+    "exclude_modules": "a list or a string",
     "modules_to_save": "a list",
     "target_parameters": "a list",
     "layers_to_transform": "a list or a whole number",
-    "layers_pattern": "a list or a text",
+    "layers_pattern": "a list or a string",
     "rank_pattern": "an object",
     "alpha_pattern": "an object",
     "trainable_token_indices": "a list or an object",
     "layer_replication": "a list",
-    "init_lora_weights": "true, false or a text",
+    "init_lora_weights": "true, false or a string",
     "alora_invocation_tokens": "a list",
     **dict.fromkeys(
         (
@@ -129,7 +129,7 @@ def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield key, f"gives {odd!r} {_write(value[odd])}, and PEFT needs a number above 0"
         elif isinstance(value, list) and key in ("target_modules", "exclude_modules", "modules_to_save"):
             if any(not isinstance(name, str) for name in value):
-                yield key, "lists something that is no text"
+                yield key, "lists something that is not a string"
         elif key == "layers_to_transform" and isinstance(value, list) and any(type(each) is not int for each in value):
             yield key, "lists something that is no whole number"
     for key in SWITCHES:
@@ -149,7 +149,7 @@ def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
             )
     for key in ("arrow_config", "velora_config"):
         if isinstance(settings.get(key), dict) and not any(settings[key].values()):
-            yield key, "says nothing, and PEFT needs null, or what it is to do"
+            yield key, "is empty, and PEFT needs null, or its settings"
     yield from _list_contradictions(settings)
     for key in NEEDED:
         if key not in settings and not (key == "target_modules" and settings.get("target_parameters")):
@@ -163,7 +163,7 @@ def _list_contradictions(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if isinstance(settings.get("target_modules"), str):
         for key, value in (("layers_to_transform", layers), ("layers_pattern", pattern)):
             if value is not None:
-                yield key, "is set, and PEFT takes no layers where target_modules is a text"
+                yield key, "is set, and PEFT takes no layers where target_modules is a string"
     elif pattern and layers is None:
         yield "layers_pattern", "is set, and PEFT needs layers_to_transform with it"
     if settings.get("lora_bias") is True and settings.get("use_dora") is True:

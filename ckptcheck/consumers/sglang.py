@@ -241,7 +241,7 @@ def _read_quark(request: ConsumerInput) -> QuantizationPolicy:
 def _read_mxfp4(request: ConsumerInput) -> QuantizationPolicy:
     def decide(module: Module) -> Decision:
         if module.role not in (LINEAR, EXPERTS):
-            raise ConsumerError("it has no MXFP4 for anything but experts")
+            raise ConsumerError("it supports MXFP4 for experts only")
         return Decision(quantized=module.role == EXPERTS)
 
     return QuantizationPolicy(decide, {})

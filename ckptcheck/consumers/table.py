@@ -77,4 +77,4 @@ def _compare_with_storage(ckpt: Checkpoint, consumer: Consumer) -> str:
 def _compare_with_engines(ckpt: Checkpoint, trainer: Consumer) -> str:
     """Return "yes", or how many modules the trainer packs in another way than an engine builds them."""
     modules = {sent.module for sent, _ in find_sync_mismatches(ckpt) if sent.consumer is trainer}
-    return f"packs {count(len(modules), 'module')} otherwise than an engine builds" if modules else "yes"
+    return f"packs {count(len(modules), 'module')} in another form than an engine builds" if modules else "yes"

@@ -234,7 +234,7 @@ class Parts:
             if changed:
                 raise self._refuse(part, f"was made before {join_truncated(changed)} changed")
             if share.plan != plan or (share.begin, share.end) != (begin, end):
-                raise self._refuse(part, f"is of another plan for the {work.name}")
+                raise self._refuse(part, f"divides the {work.name} in another way than this run")
             try:
                 yield from decode_results(work, units[begin:end], share.results)
             except MalformedResult as error:

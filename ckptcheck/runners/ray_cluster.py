@@ -77,7 +77,7 @@ class Ray:
         except MalformedResult as error:
             raise EvidenceError(
                 f"a node of the Ray cluster answered with no results of {work.name}: {error}",
-                hint=f"install ckptcheck {__version__} on every node, and see that nobody else's code runs there",
+                hint=f"install ckptcheck {__version__} on every node, and check that nothing else runs in its place",
             ) from error
         finally:
             queues.cancel()  # Ctrl-C, or an error
@@ -145,7 +145,7 @@ def try_to_connect(address: str) -> None:
         why = f"Ray gave up: {said[:300]}" if said else f"Ray ended with exit code {tried.returncode}"
     raise CkptcheckError(
         f"the Ray cluster at {address} does not answer: {why}",
-        hint="look at `ray status`; where a raylet has died, `ray stop` and `ray start` on that machine begin anew",
+        hint="run `ray status`; if a raylet has died, run `ray stop` and `ray start` on its machine",
     )
 
 
@@ -172,7 +172,7 @@ def _explain_no_cluster(address: str, said: str) -> CkptcheckError:
 def compute_units(work: Work[Any, Any], units: Sequence[Any], version: str) -> list[bytes]:
     """Compute units on a node, and return the results as msgpack. Raises RuntimeError if the node has another version."""
     if version != __version__:
-        raise RuntimeError(f"the node has ckptcheck {__version__}, and {version} asks")
+        raise RuntimeError(f"the node has ckptcheck {__version__}, and the machine that asks has {version}")
     threads = REMOTE_THREADS if work.remote_jobs else 1
     return [msgspec.msgpack.encode(result) for _, result in run_in_threads(work.compute, units, threads)]
 
@@ -277,8 +277,8 @@ class TaskQueues(Generic[U]):
             ended = self._ray.wait(list(oldest), fetch_local=False, timeout=self._patience)[0]
             if not ended:
                 raise EvidenceError(
-                    f"no node of the Ray cluster has ended a task for {format_duration(self._patience)}",
-                    hint="look at `ray status`: a task needs one processor; without --on ray this machine does the work",
+                    f"no node of the Ray cluster has finished a task for {format_duration(self._patience)}",
+                    hint="run `ray status`: a task needs one free processor; without --on ray, this machine does the work",
                 )
             for reference in ended:
                 self._done.add(oldest[reference].popleft())

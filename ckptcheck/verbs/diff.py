@@ -94,7 +94,7 @@ def _open_comparison(
     if dtype is None:
         raise CkptcheckError(f"{cast!r} is no dtype to compare in", hint="choose auto, none, bf16, fp16, fp32 or fp64")
     if base is not None and previous is not None:
-        raise CkptcheckError("--base and --previous both name what came before", "give the one that is meant")
+        raise CkptcheckError("--base and --previous both name what came before", "give one of the two")
     progress = reading.pop("progress")
     follow_links, runner, jobs = reading["follow_links"], reading["runner"], reading["jobs"]
     adapter, reference = None, names[0]

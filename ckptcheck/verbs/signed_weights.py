@@ -50,10 +50,10 @@ def choose_signer(
     if trust_config is not None and signer is None:
         raise UsageError("--trust-config has no effect without --signer")
     if allow_expired and not certificate_chain:
-        raise UsageError("--allow-expired has no effect without --certificate-chain: a key has no end")
+        raise UsageError("--allow-expired has no effect without --certificate-chain: a key does not expire")
     if not any(given):
         if signature is not None:
-            raise UsageError(f"nobody says whose signature {os.fspath(signature)} has to be", hint)
+            raise UsageError(f"--signature {os.fspath(signature)} needs the signer to trust", hint)
         if ignore_unsigned_files:
             raise UsageError("--ignore-unsigned-files has no effect without a signature", hint)
         if is_required:

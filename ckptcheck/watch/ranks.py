@@ -40,7 +40,9 @@ class Ranks:
             return bytes(store.get(f"{self._prefix}/{self._number}")).decode()
         except Exception as error:
             self._is_alone = True
-            say(f"no rank says what it found ({type(error).__name__}), so that this one will not raise with it")
+            say(
+                f"the ranks cannot exchange what they found ({type(error).__name__}), so this one does not raise when another does"
+            )
             return ""
 
 

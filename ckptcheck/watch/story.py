@@ -59,7 +59,7 @@ class Story:
     def describe_end(self, coverage: Coverage, record: Path | None) -> str:
         """Return one line for the end of the job: the syncs, what was looked at, and the verdict."""
         if not self._syncs:
-            return "saw no sync: either none took place, or it took another way than the one that is watched"
+            return "saw no sync: either none took place, or the job syncs by a call that is not watched"
         looked = "nothing was looked at"
         if coverage.share is not None:
             seen, passed = coverage.counts

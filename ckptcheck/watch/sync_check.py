@@ -86,7 +86,7 @@ class SyncCheck:
             send()
             return
         if not is_taken:
-            watch.say("the job syncs faster than its tracker takes the numbers, so it does not get those of some syncs")
+            watch.say("the job syncs faster than its tracker takes numbers, so those of some syncs are dropped")
 
     def _send(self, previous: SyncRecord | None, report: Report | None) -> None:
         for sink in self._watch.sinks:

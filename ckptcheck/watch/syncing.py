@@ -251,8 +251,8 @@ class Syncing:
             is_taken = watch.thread.submit(partial(self._sync_check.run, error), watch.schedule.budget)
             if not is_taken:
                 watch.say(
-                    "the job syncs faster than its weights can be checked, so those of some syncs are not;"
-                    " every=n looks at each n-th"
+                    "the job syncs faster than its weights can be checked, so some syncs are not checked;"
+                    " every=n checks each n-th"
                 )
                 # a sync that is missing from the record would look like one that the job skipped (HIS014)
                 self._sync_check.leave_out_weights()
@@ -315,8 +315,8 @@ class Syncing:
         if not self._is_over_budget and self._digest_seconds + more > self._watch.schedule.budget:
             self._is_over_budget = True
             self._watch.say(
-                f"digests took more than {self._watch.schedule.budget:g} s (budget) of a sync: it is not checked to its end, and"
-                " the next ones look at fewer tensors"
+                f"digests took more than {self._watch.schedule.budget:g} s (budget) of a sync: the rest of it is not checked, and"
+                " the next ones check fewer tensors"
             )
         return self._is_over_budget
 

@@ -281,13 +281,13 @@ def check_arguments(engine: Any, on: Any, numbers: Mapping[str, Any]) -> None:
         hint = (
             "use servers(url, …) for running servers, module(model) for a model in this process, record=… for the file"
         )
-        raise CkptcheckError(f"Watch takes an engine first, and {_describe(engine)} is none", hint)
+        raise CkptcheckError(f"Watch takes an engine first, and {_describe(engine)} is not one", hint)
     if on not in ("warn", "raise") and not callable(on):
         raise CkptcheckError(f"on={on!r} is neither 'warn' nor 'raise' nor a function")
     for name, value in numbers.items():
         is_number = isinstance(value, Integral if name == "every" else Real)
         if not is_number or isinstance(value, bool) or not value >= 0:
-            raise CkptcheckError(f"{name}={value!r} is no {'whole ' if name == 'every' else ''}number from 0 on")
+            raise CkptcheckError(f"{name}={value!r} is not a {'whole ' if name == 'every' else ''}number of at least 0")
 
 
 def find_record_path(record: Path | str) -> Path:

@@ -52,7 +52,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 file=entry.file,
                 key=entry.key,
                 severity="warning",
-                hint=f"the tool packed what it means: quantize again with {meant!r}, or remove the entry"
+                hint=f"the tool quantized what it should leave out: quantize again with {meant!r}, or remove the entry"
                 if matches_packed_module(ckpt, meant)
                 else f"did you mean {meant!r}?",
             )

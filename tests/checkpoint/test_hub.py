@@ -424,10 +424,10 @@ UNREAD = {
     "outage": (_fail("cdn", 500), "{cdn} has an internal error (500 Internal Server Error)"),
     "outage of the Hub": (_fail("/resolve/", 502), "{hub} has an internal error (502 Bad Gateway)"),
     "refused by the CDN": (
-        _fail("cdn", 403), "{cdn}, where the Hub keeps its contents, does not hand it out (403 Forbidden)",
+        _fail("cdn", 403), "{cdn}, where the Hub keeps its files, refuses to serve it (403 Forbidden)",
     ),
     "lost by the CDN": (
-        _fail("cdn", 404), "{cdn}, where the Hub keeps its contents, does not hand it out (404 Not Found)",
+        _fail("cdn", 404), "{cdn}, where the Hub keeps its files, refuses to serve it (404 Not Found)",
     ),
     "broken off": (_fail("cdn", way="half"), "{cdn} broke off its answer"),
     "a shorter part": (_fail("cdn", way="short"), "{cdn} broke off its answer"),
@@ -523,9 +523,9 @@ def test_a_server_that_ignores_ranges_is_cut_short(hub: HubServer, folder: Path)
     assert request.done.wait(60)
     assert request.status == 200
     assert request.sent < 1 << 28
-    with pytest.raises(OSError, match="hands out only whole files") as caught:
+    with pytest.raises(OSError, match="serves only whole files") as caught:
         repository.read("huge.safetensors", 8, 8)
-    assert caught.value.strerror == f"{hub.cdn_host} hands out only whole files, not parts of them"
+    assert caught.value.strerror == f"{hub.cdn_host} serves only whole files, not ranges of bytes"
     assert len(hub.seen(server="cdn")) == 2
 
 

@@ -84,7 +84,7 @@ def test_a_lower_limit_of_this_process_blames_no_template(monkeypatch: pytest.Mo
     hungry = ChatTemplate("chat_template.jinja", None, "{{ 'a' * 10**9 }}", {})
     assert hungry.exceeded_limit == f"it takes more than {chat_template.MEMORY >> 20} MiB of memory"
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 28, -1) if kind == resource.RLIMIT_AS else (-1, -1))
-    with pytest.raises(EvidenceError, match="this process has a lower limit than it: ulimit -v"):
+    with pytest.raises(EvidenceError, match="`ulimit -v` is set lower here than what it may use"):
         _ = ChatTemplate("chat_template.jinja", None, hungry.text, {}).exceeded_limit
     assert ChatTemplate("chat_template.jinja", None, "{{ messages[0].content }}", {}).exceeded_limit is None
 

@@ -114,7 +114,7 @@ def test_a_tied_head_that_is_stored_again_is_no_second_tensor(tmp_path: Path) ->
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     twice = identity(save_whole(tensors, source, tmp_path / "twice"))
     assert twice.identity == identity(source).identity
-    assert twice.left_out["lm_head.weight"] == "it is model.embed_tokens.weight, stored again"
+    assert twice.left_out["lm_head.weight"] == "it is model.embed_tokens.weight, stored a second time"
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
     assert identity(save_whole(tensors, source, tmp_path / "other")).identity != twice.identity
 

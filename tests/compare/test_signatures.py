@@ -253,7 +253,7 @@ def test_a_manifest_of_other_weights_is_not_signed(folder: Path, pair: tuple[Pat
     ckptcheck.sign(folder, private_key=pair[0])
     before = (folder / "model.sig").read_bytes()
     flip(folder / SHARD, -5)
-    with pytest.raises(CkptcheckError, match="is of other weights than those beside it: model"):
+    with pytest.raises(CkptcheckError, match="does not match the weights beside it: model"):
         ckptcheck.sign(folder, private_key=pair[0])
     assert (folder / "model.sig").read_bytes() == before
     ckptcheck.manifest(folder, folder / MANIFEST_NAME)
@@ -359,7 +359,7 @@ def test_what_is_not_installed_is_said(folder: Path, pair: tuple[Path, Path], mo
     ("options", "message"),
     [
         ({}, "there is nothing to verify with"),
-        ({"signature": "model.sig"}, "nobody says whose signature model.sig has to be"),
+        ({"signature": "model.sig"}, "--signature model.sig needs the signer to trust"),
         (
             {"public_key": "a", "certificate_chain": "b"},
             "a signature is verified with a key, with certificates or with",

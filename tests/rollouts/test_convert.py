@@ -282,7 +282,7 @@ class Evil:
         (pickle.dumps({"rollout_data": {"tokens": [[1]]}}), "another layout than slime-train writes: it has no response_lengths"),
         (pickle.dumps({"samples": [], "rollout_id": 1}), "could be converted: there is none"),
         (pickle.dumps({"responses": 1, "prompts": 2}), "another layout than verl writes: responses is no table of whole numbers"),
-        (pickle.dumps({"samples": [Evil()], "rollout_id": 1}), "it names posix.system, which no data needs, and it is not run"),
+        (pickle.dumps({"samples": [Evil()], "rollout_id": 1}), "it names posix.system, which plain data does not need"),
         (pickle.dumps([1])[:-3], "cannot be read"),
         (b"PK\x03\x04rest", "cannot be read"),
     ],

@@ -185,7 +185,8 @@ def test_a_part_of_another_plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     joined = ckptcheck.join(folder)
     assert joined.verdict == "incomplete"
     assert isinstance(joined, ckptcheck.Reports)
-    text = f"part 0/7 is of another plan for the values of {CHECKPOINTS / 'tiny-llama'}; run it again: {command(folder, '0/7')}"
+    text = f"part 0/7 divides the values of {CHECKPOINTS / 'tiny-llama'} in another way than this run; run it again: "
+    text += command(folder, "0/7")
     assert text in {error for _, error in joined[0].crashed}
 
 

@@ -137,7 +137,7 @@ def test_an_early_end_cancels_what_was_begun() -> None:
 
 def test_a_cluster_that_ends_no_task_is_no_hang() -> None:
     cluster = StandIn({"a": 1}, is_stuck=True)
-    with pytest.raises(EvidenceError, match="no node of the Ray cluster has ended a task for 30 minutes"):
+    with pytest.raises(EvidenceError, match="no node of the Ray cluster has finished a task for 30 minutes"):
         open_queues(cluster, [{"a"}] * 6).wait_for_next()
     assert [round(seconds) for seconds in cluster.waited] == [1800]
 

@@ -62,4 +62,6 @@ def test_all_ranks_end_together(tmp_path: Path, checks: bool) -> None:
     else:
         for said, warned in found.values():
             assert not said
-            assert [each.partition(" (")[0] for each in warned] == ["ckptcheck.watch: no rank says what it found"]
+            assert [each.partition(" (")[0] for each in warned] == [
+                "ckptcheck.watch: the ranks cannot exchange what they found"
+            ]

@@ -48,7 +48,7 @@ def test_a_watch_that_sees_no_sync_says_so(capsys: pytest.CaptureFixture[str]) -
     Watch().close()
     Watch(enabled=False).close()
     assert capsys.readouterr().err == (
-        "ckptcheck.watch: saw no sync: either none took place, or it took another way than the one that is watched\n"
+        "ckptcheck.watch: saw no sync: either none took place, or the job syncs by a call that is not watched\n"
     )
 
 

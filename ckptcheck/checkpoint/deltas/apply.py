@@ -194,7 +194,7 @@ def _decompress(delta: Delta, span: Span, most: int) -> Iterator[bytes]:
             left -= len(block)
             yield block
     except zstandard.ZstdError as error:
-        raise BrokenChange("damaged", f"it is no whole zstd frame: {error}") from error
+        raise BrokenChange("damaged", f"it is not a complete zstd frame: {error}") from error
 
 
 def _join(blocks: Iterator[bytes], most: int) -> NDArray[np.uint8]:

@@ -55,7 +55,7 @@ def iter_problems(ckpt: Checkpoint, fact: Fact) -> Iterator[Problem]:
         if fault.fact == fact and (answered is None or fault.is_of_engines):
             yield fault.problem
     if answered is not None:
-        raise Skip(f"{answered.consumer} was asked itself, and its answer counts (DRY001)")
+        raise Skip(f"{answered.consumer} itself was asked to load it: DRY001 has its answer")
 
 
 @remembered

@@ -63,7 +63,7 @@ def _find_uneven(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
                 f"{format_shape(uneven.usual)} in all its siblings; transformers and vLLM refuse to load it",
                 file=ckpt.tensor_to_file[name],
                 key=name,
-                hint="export again; the layer is torn, or comes from another model",
+                hint="export again: the layer was damaged, or comes from another model",
             )
 
 
@@ -141,7 +141,7 @@ def _list_wide_layers(ckpt: Checkpoint, resolved: ResolvedConfig) -> tuple[str, 
 def _describe_ranks(ckpt: Checkpoint, names: list[str], expected: Shape) -> Problem:
     """Return the problem of tensors with another number of dimensions than the model has."""
     name = names[0]
-    others = f"; so it is with {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""
+    others = f"; the same is true of {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""
     wanted = (
         format_shape(size for size in expected if size is not None)
         if None not in expected
@@ -152,7 +152,7 @@ def _describe_ranks(ckpt: Checkpoint, names: list[str], expected: Shape) -> Prob
         f"transformers refuses to load it{others}",
         file=ckpt.tensor_to_file[name],
         key=name,
-        hint="export again in the shape that the model has; if it is meant so, take the config that belongs to it",
+        hint="export again in the shape that the model has; if that shape is intended, use the config that belongs to it",
         names=tuple(names),
     )
 
@@ -190,7 +190,7 @@ def _describe_odd(
             key=name,
             hint="use the config of this model"
             if number
-            else "use the config of this model; one that fits no size of it was cut, transposed or joined over ranks",
+            else "use the config of this model; a tensor that does not fit that config was cut, transposed or joined over ranks",
             names=tuple(each for each, _ in (*tensors, *followers)),
         )
 

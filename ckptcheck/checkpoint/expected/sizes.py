@@ -167,12 +167,12 @@ def _find_other_width(
             odd.setdefault(shape[-1] if shape else 0, []).append((anatomy.stack.full_name(where[0], norm), text))
     for found in odd.values():
         name, text = found[0]
-        others = f"; so it is with {join_truncated([other for other, _ in found[1:]])}" if len(found) > 1 else ""
+        others = f"; the same is true of {join_truncated([other for other, _ in found[1:]])}" if len(found) > 1 else ""
         yield Problem(
             f"{text}, but {config.describe(*HIDDEN)}{others}",
             file=ckpt.tensor_to_file[name],
             key=name,
-            hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",
+            hint="use the config of this model; if the size is a multiple of the width, ranks were concatenated: export again",
         )
 
 

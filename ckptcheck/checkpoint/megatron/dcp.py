@@ -161,7 +161,7 @@ def _read_pickle(raw: bytes) -> Contents:
     objects: dict[str, Item | None] = {}
     for key, entry in entries.items():
         if type(key) is not str or type(entry) not in (_Tensor, _Bytes):
-            defects.append(Defect("malformed-entry", "an entry is none of a tensor nor of bytes", _text(key)))
+            defects.append(Defect("malformed-entry", "an entry describes neither a tensor nor bytes", _text(key)))
         elif type(entry) is _Tensor:
             tensor = _tensor(key, entry, places)
             if isinstance(tensor, str):

@@ -167,7 +167,7 @@ def _rebuild(storage: Any, skip: Any, shape: Any, stride: Any, *rest: Any) -> St
         or len(shape) > MAX_AXES
         or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
     ):
-        raise UnreadablePickle("it describes a tensor that cannot be")
+        raise UnreadablePickle("it describes an impossible tensor")
     dtype = next(
         (dtype_argument for dtype_argument in rest if type(dtype_argument) is str and dtype_argument in _DTYPES),
         storage.dtype,

@@ -117,7 +117,7 @@ class NodesBucket:
 
     def write(self, key: str, content: bytes) -> None:
         """Raise RequestFailure: nothing is written there."""
-        raise RequestFailure(errno.EROFS, "the disks of the nodes are only read")
+        raise RequestFailure(errno.EROFS, "ckptcheck does not write to the disks of the nodes")
 
     def find_nodes(self, keys: Iterable[str]) -> frozenset[str]:
         """Return the nodes that have all these files; if none has all, the nodes that have the first file."""

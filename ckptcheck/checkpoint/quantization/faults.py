@@ -172,7 +172,7 @@ def check_format(stored: ModuleStorage, form: WeightFormat, scheme: Scheme) -> I
         yield FormatFault("shape", weight.role, told, form, scheme)
     sizes = _sizes(weight, form, scheme.weights)
     if sizes and not (sizes := [each for each in sizes if each.get("I", 0) % form.whole == 0]):
-        told = f"{written(weight.shape)} makes no whole groups of {form.whole} numbers"
+        told = f"{written(weight.shape)} does not divide into groups of {form.whole} numbers"
         yield FormatFault("shape", weight.role, told, form, scheme)
     twins = dict(form.twins)
     known: set[str] = set()

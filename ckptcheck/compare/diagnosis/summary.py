@@ -13,7 +13,7 @@ from ckptcheck.text.formatting import format_ranges, join_truncated
 EVIDENCE_TEXT = {
     "exact": "undoing this gives the values of the other checkpoint, bit for bit",
     "rounded": "undoing this gives the values of the other checkpoint, up to the rounding of the dtype",
-    "likely": "the tensor looks like this; it cannot be undone, so that nothing proves it",
+    "likely": "the values look like this, but it cannot be undone, so it is not proved",
 }
 CHEAP_CAUSES = (
     "missing, zero, NaN, constant, {stale}another layer or expert, transposed, QKV interleave, gate and up swapped, "
@@ -102,7 +102,7 @@ def _describe_moves(noun: str, parallel: str, sources: Mapping[int, int]) -> str
     pairs = ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
     if set(sources) == set(sources.values()):
         return f"{noun}s are permuted: {pairs}"
-    return f"{noun}s are others: {pairs}"
+    return f"{noun}s hold the values of others: {pairs}"
 
 
 def _describe_tensors(findings: list[Explanation], sides: DiagnosisInput) -> str:

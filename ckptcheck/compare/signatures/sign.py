@@ -99,7 +99,7 @@ def _keep_identity(current: Manifest, recorded: Manifest, path: Path) -> Manifes
     others = sorted({name for name, _ in next(contents) ^ next(contents)})
     if others:
         raise CkptcheckError(
-            f"{path} is of other weights than those beside it: {join_truncated(others)}",
+            f"{path} does not match the weights beside it: {join_truncated(others)}",
             f"ckptcheck manifest {path.parent} -o {path} writes it again",
         )
     if recorded.identity is None:

@@ -297,11 +297,13 @@ def _describe_refusal(error: Exception, signer: TrustedSigner) -> str:
     if signer.public_key is not None and str(error).startswith("Key mismatch"):
         return f"it was signed with another key than {signer.public_key.name}"
     if name == "InvalidSignature":
-        return "it does not fit what it states: the bundle was changed after it was signed, or another key signed it"
+        return (
+            "it does not match its own statement: the bundle was changed after it was signed, or another key signed it"
+        )
     if name == "X509StoreContextError":
         return f"its certificate does not lead to one of --certificate-chain: {error}"
     if isinstance(error, KeyError):
-        return f"it is no whole bundle: {error} is missing"
+        return f"the bundle is incomplete: {error} is missing"
     return str(error) or name
 
 

@@ -115,9 +115,9 @@ class EngineTransport(Subject):
         if fault.kind == "generation" and not self._row.supports_inflight:
             return f"ckptcheck updates by {self._row.name} only where no request runs"
         if fault.kind in ("two-updates", "sleep") and self._row.joins_buckets:
-            return "one call takes all buckets, so nothing comes between its beginning and its end"
+            return "one call takes all buckets, so nothing can happen between two of them"
         if fault.kind == "sleep" and not self._row.has_session:
-            return "an update has no beginning and no end at the engine"
+            return "the engine has no calls that begin and end an update"
         return ""
 
     def update(self, fault: Fault | None, events: Sequence[Event], version: str) -> Reply:

@@ -106,7 +106,7 @@ def judge(fault: Fault, reply: Reply, known: KnownStates, state: ReceiverState |
             if holds == "old":
                 return outcome("refused", "the receiver kept the old weights")
             if holds == "new" and version is None:
-                return outcome("harmless", "all weights had come, and it has no end that was missed")
+                return outcome("harmless", "all weights had arrived, and no further call was due")
             named = f" and calls them version {version}" if version else ""
             return outcome("ckptcheck", f"nothing was reported, and {sentence}{named}")
         return outcome("refused" if holds == "old" else "framework", quote, "" if holds == "old" else sentence)

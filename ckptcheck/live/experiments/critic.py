@@ -74,7 +74,7 @@ class CriticComparison(EvidenceDefaults):
     @property
     def subject(self) -> str:
         """One line: class, versions, head."""
-        head = join_truncated(self.head) if self.head else "no head is stored: one is drawn, the same for both"
+        head = join_truncated(self.head) if self.head else "no head is stored: both sides get the same random one"
         return f"{self.model_class} · {self.versions} · head: {head}"
 
     @property

@@ -228,7 +228,9 @@ def _end_longer_job(call: FirstStepCall, log: JobLog, mark: Path) -> None:
     """Raise _Ended where the job runs longer than for the steps that it was given."""
     done = len(log.steps.rows)
     if done and call.launch and not mark.exists():
-        raise _Ended("its command did not get the words of one step, and was ended after the first step that it logged")
+        raise _Ended(
+            "the options for one step did not reach its command, which was ended after the first step that it logged"
+        )
     if done > load_framework_file(call.reader.replace("-", "_"), "first_step").FIRST_STEP.steps:
         raise _Ended(f"it did not end after its first step, and was ended after {done}")
 

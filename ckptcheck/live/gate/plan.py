@@ -77,7 +77,7 @@ def check_options(request: GateRequest, functions: Mapping[str, Callable[..., An
         if not isinstance(command, str) and not (
             isinstance(command, list) and command and all(isinstance(word, str) for word in command)
         ):
-            raise CkptcheckError(f"[{stage}] command is no command", hint='write it as a text: "bash run.sh"')
+            raise CkptcheckError(f"[{stage}] command is not a command line", hint='write it as a string: "bash run.sh"')
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), 1)
@@ -159,7 +159,8 @@ def _plan_first_step(
         runner = find_framework_data(job.reader, "first_step_script.py")
         if runner is None:
             return Stage(
-                FIRST_STEP, cannot=f"{names[0]} makes its configuration in Python, and takes no word for one step"
+                FIRST_STEP,
+                cannot=f"{names[0]} makes its configuration in Python, and has no option for a run of one step",
             )
         before, words = [str(runner), json.dumps(first_step.fill_in(str(place / "output")))], []
     if launch and job.sender in ELSEWHERE:

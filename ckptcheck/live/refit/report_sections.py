@@ -156,7 +156,7 @@ def measurement_sections(trace: Observations) -> Iterator[Section]:
     """Yield the tables of what the trial measured: logprobs and their noise floor, steps, greedy text. Empty ones are left out."""
     if trace.ignored_options:
         lines = tuple(f"{name}: {reason}" for name, reason in trace.ignored_options.items())
-        yield Section("switches that the engine did not take: nothing here speaks of them", lines=lines)
+        yield Section("switches that the engine did not take, and that this trial did not test", lines=lines)
     if trace.scorings and trace.engine and trace.trainer:
         noise_by_side = ((trace.engine.name, trace.noise_floor.engine), (trace.trainer.name, trace.noise_floor.trainer))
         not_forced_reason = why_not_forced(trace.engine)
@@ -238,8 +238,8 @@ def _hidden_by_floor(trace: Observations) -> tuple[str, ...]:
     if trace.module_errors is not None:
         shared = trace.module_errors.engine.keys() & trace.module_errors.trainer.keys()
         return (
-            f"{begin}; {len(shared):,} module outputs were compared with float32 too (REF043): what hides is less than"
-            f" {RATIO:.0f} times what a sound module of this dtype rounds, or lies in decoding alone",
+            f"{begin}; {len(shared):,} module outputs were compared with float32 too (REF043): an error that they do not show"
+            f" is below {RATIO:.0f} times the rounding of this dtype, or occurs in decoding alone",
         )
     reason = f" ({trace.module_errors_skipped})" if trace.module_errors_skipped else ""
     return (

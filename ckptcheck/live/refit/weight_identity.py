@@ -233,7 +233,7 @@ def split_joined_weights(weights: Iterable[Weight], source: Checkpoint | None) -
             if not all(map(_is_one_block, layouts.values())):
                 rearranged.append(weight.name)
         if doubled := sorted(plain.keys() & whole.keys()):
-            raise EvidenceError(f"two of its weights are both {doubled[0]}")
+            raise EvidenceError(f"two of its weights map to {doubled[0]}")
         plain |= whole
     return PlainWeights(tuple(plain.values()), pieces, tuple(rearranged))
 

@@ -206,7 +206,7 @@ class Record:
 
     def __init__(self, path: Path | str, *, keep: int = KEEP) -> None:
         if keep < 2:
-            raise CkptcheckError("a record keeps at least 2 syncs: less tells nothing")
+            raise CkptcheckError("a record has to keep at least 2 syncs, or there is nothing to compare")
         self.path, self.keep = Path(path), keep
         self._syncs: int | None = None
 
@@ -217,7 +217,7 @@ class Record:
                 os.close(os.open(self.path, os.O_RDWR | os.O_APPEND))
                 self._check_is_record()
             elif not os.access(self.path.parent, os.W_OK | os.X_OK):
-                raise OSError(f"nothing can be made in {self.path.parent}")
+                raise OSError(f"no file can be created in {self.path.parent}")
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -38,7 +38,7 @@ FAULTS: tuple[tuple[str, tuple[str, ...], Callable[[History, int], object]], ...
         lambda history, index: history.keep_held(history.syncs[index].unsent),
     ),
     ("what was sent is not what is trained", ("HIS025",), _of_sync(lambda sync: sync.trained or sync.is_merged_wrong)),
-    ("what was sent is odd", ("HIS029",), _of_sync(lambda sync: sync.odd)),
+    ("what was sent looks wrong", ("HIS029",), _of_sync(lambda sync: sync.odd)),
     ("the engine did not hold all that was sent", ("HIS008", "HIS001", "HIS007"), _is_unequal),
     ("that sync sent the values of an older step", ("HIS006",), _is_older),
     ("that sync changed nothing", ("HIS002",), _is_unchanged),

@@ -321,7 +321,7 @@ def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) 
         return
     joined = join_ranks(found)
     if joined.torn and not _list_missing_ranks(save):
-        save.defects.append(f"what the files of all ranks hold does not make one {join_truncated(joined.torn)}")
+        save.defects.append(f"the parts in the files of all ranks do not make up a whole {join_truncated(joined.torn)}")
     contents.weights, save.naming = {**joined.whole, **joined.apart}, "the files'"
     contents.weight_copies = joined.copies
     contents.plan = plan_with_copies(save.address, contents.source, joined)

@@ -214,7 +214,7 @@ def _build(name: str, shape: tuple[int, ...], parts: Iterable[tuple[int, _Range]
         dtypes.add((part.dtype, part.itemsize))
         held += part.elements
     if len(dtypes) > 1 or held != prod(shape):
-        raise BrokenRanges(f"what its ranks hold does not make one {name}")
+        raise BrokenRanges(f"the shares of its ranks do not make up a whole {name}")
     dtype, itemsize = dtypes.pop() if dtypes else ("F32", 4)
     return TensorLayout(dtype, itemsize, shape, tuple(chunks))
 
@@ -292,7 +292,7 @@ def _add_module(file: _StateFile, weights: dict[str, TensorLayout]) -> tuple[dic
     """Add what only the file of the model has: buffers, and what is not trained. Under ZeRO 3 its other tensors are empty."""
     shared = file.value.get("shared_params")
     left_out = {
-        name: f"it is {original}, stored again"
+        name: f"it is {original}, stored a second time"
         for name, original in (shared.items() if isinstance(shared, dict) else ())
         if type(name) is str and type(original) is str and original in weights
     }

@@ -157,7 +157,7 @@ def test_the_command_writes_a_manifest_to_a_store(store: ObjectServer, tmp_path:
     app(["join", str(tmp_path / "parts"), "-o", "s3://models/joined.json"], standalone_mode=False)
     assert "joined.json" in store.buckets["models"]
     ckptcheck.write_part("scan", LLAMA, part="0/1", folder=tmp_path)
-    with pytest.raises(CkptcheckError, match="a report is written to a file"):
+    with pytest.raises(CkptcheckError, match="a report can be written to a file of this machine only"):
         app(["join", str(tmp_path), "-o", "s3://models/r.json"], standalone_mode=False)
 
 

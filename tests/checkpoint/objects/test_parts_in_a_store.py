@@ -56,7 +56,7 @@ def test_the_command_line(store: ObjectServer, tmp_path: Any) -> None:
     assert (tmp_path / "manifest").is_file()
     assert len([key for key in store.buckets["models"] if key.endswith("-of-2.ckptcheck-part")]) == 6
     for words in (["scan", TARGET], ["diff", TARGET, TARGET], ["verify", TARGET, str(tmp_path / "manifest")]):
-        with pytest.raises(CkptcheckError, match="a report is written to a file"):
+        with pytest.raises(CkptcheckError, match="a report can be written to a file of this machine only"):
             app([*words, "-o", "s3://models/report"], standalone_mode=False)
 
 

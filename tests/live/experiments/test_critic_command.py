@@ -17,7 +17,12 @@ from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON, write_checkp
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("cp2", "Transformer Engine"), ("pp2sp", "of which it has one"), ("vpp2", "of one stage"), ("2", "no layout")],
+    [
+        ("cp2", "Transformer Engine"),
+        ("pp2sp", "at least 2 tensor-parallel ranks"),
+        ("vpp2", "only one pipeline stage"),
+        ("2", "no layout"),
+    ],
 )
 def test_layouts_that_are_not_run_say_why(text: str, why: str) -> None:
     with pytest.raises(CkptcheckError, match=why):
@@ -101,7 +106,7 @@ def test_a_critic_of_experts(tmp_path: Path) -> None:
     gradients = [row[5] for row in report.sections[0].rows[1:]]
     assert len(gradients) == 3
     assert max(gradients) < 1e-4
-    with pytest.raises(CkptcheckError, match="only on shares of a sequence"):
+    with pytest.raises(CkptcheckError, match="only if sequence parallelism is on"):
         ckptcheck.critic(tmp_path / "moe", layouts="tp2")
     with pytest.raises(CkptcheckError, match="15 tokens"):
         ckptcheck.critic(tmp_path / "moe", layouts="tp2sp", length=15)

@@ -114,7 +114,7 @@ def test_a_job_that_does_not_get_the_words_is_ended(verl: Path) -> None:
     (verl / "run.sh").write_text(f"#!/bin/bash\nenv BASH_ENV= {launch}\n", encoding="utf-8")
     outcome = run_gate(verl, "run.sh", *ASKED)
     assert outcome.code == 2
-    assert "did not get the words of one step" in outcome.stages["first-step"]
+    assert "the options for one step did not reach its command" in outcome.stages["first-step"]
 
 
 def test_the_deadline_ends_a_step(verl: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_command_that_is_none_is_refused(verl: Path) -> None:
         [sys.executable, "-m", "ckptcheck", "gate", "gate.toml"], cwd=verl, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "[first-step] command is no command" in done.stderr
+    assert "[first-step] command is not a command line" in done.stderr
 
 
 def test_a_framework_without_a_first_step_is_incomplete(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_nothing_in_a_torch_file_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     torch.save({"x": Bomb()}, tmp_path / "x.pt")
     (tmp_path / "y.pt").write_bytes(pickle.dumps(Bomb()))
-    for name, words in (("x.pt", "which no data needs, and it is not run"), ("y.pt", "is not run")):
+    for name, words in (("x.pt", "which plain data does not need: it was not loaded"), ("y.pt", "it was not loaded")):
         with pytest.raises(CkptcheckError, match=words):
             read_torch_file(tmp_path / name)
     torch.save(torch.ones(1).expand(1 << 40), tmp_path / "big.pt")

@@ -75,7 +75,8 @@ def test_an_engine_that_cannot_be_made_to_decode_says_so(tmp_path: Path) -> None
 
     floor, logprobs = tables(run_trial_case({"speculates": True}, tmp_path / "drafted"))
     assert logprobs.lines == (
-        "the trainer's tokens were not decoded: fake cannot be made to follow them: it speculates, or gives processed logprobs",
+        "the trainer's tokens were not decoded: "
+        "fake cannot be made to decode given tokens: it speculates, or gives processed logprobs",
     )
     assert [row[-2:] for row in logprobs.rows[:-1]] == [(None, None)] * 3
     assert "by decoding" in [row[1] for row in floor.rows], "of its own tokens"

@@ -216,7 +216,7 @@ def test_sglang_names_what_it_does_not_find(tmp_path: Path) -> None:
         "halve_up": [f"{filled} 48 of 96 elements of {UP} (LlamaForCausalLM)"],
         "ask_for_biases": [
             f"warning: {asked} leaves zeros in {BIASES.format('o')}, {BIASES.format('qkv')}, "
-            f"{BIASES.format('o').replace('0', '1')} and 3 more of LlamaForCausalLM: in no layer such a bias is stored whole"
+            f"{BIASES.format('o').replace('0', '1')} and 3 more of LlamaForCausalLM: no layer has such a bias stored whole"
         ],
         "lose_one_bias": [f"{filled} 12 of 16 elements of model.layers.1.self_attn.qkv_proj.bias (LlamaForCausalLM)"],
     }

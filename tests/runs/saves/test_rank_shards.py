@@ -85,7 +85,7 @@ def test_a_rank_that_wrote_the_part_of_another_is_a_defect(three: Path) -> None:
     save = read(three)
     assert save.identity == ""
     (defect,) = save.defects
-    assert defect.startswith("what the files of all ranks hold does not make one ")
+    assert defect.startswith("the parts in the files of all ranks do not make up a whole ")
 
 
 def test_a_rank_that_wrote_nothing_leaves_the_others_apart(three: Path) -> None:
@@ -134,5 +134,5 @@ def test_copies_that_differ_are_named(tmp_path: Path) -> None:
     # a rank that wrote the part of its neighbour does not make the parts once
     shutil.copy(other, path)
     (defect,) = read(run).defects
-    assert defect.startswith("what the files of all ranks hold does not make one ")
+    assert defect.startswith("the parts in the files of all ranks do not make up a whole ")
     assert ckptcheck.identity(FSDP / "two-by-two").identity == sound.identity

@@ -61,7 +61,7 @@ def test_the_joined_ranges_are_what_deepspeed_makes_of_them(saved: Path) -> None
     assert {"embed.weight", "up.bias", "down.weight", "model.norm.weight"} <= trained.keys()
     # what is not trained is there in 16 bits
     assert (found.tensors["frozen.weight"].dtype, found.tensors["frozen.weight"].shape) == ("BF16", (11, 11))
-    assert found.left_out == {"head.weight": "it is embed.weight, stored again"}
+    assert found.left_out == {"head.weight": "it is embed.weight, stored a second time"}
 
 
 def test_frozen_weights_are_the_same_shared_or_not(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def moved(backend: Backend, state: SearchState) -> Iterator[Trial]:
                 "one side assigns the next token's logprobs"
                 if shift > 0
                 else "one side assigns the previous token's logprobs",
-                "logits at position i are of token i + 1: see where they are gathered",
+                "logits at position i score token i + 1: check the index with which they are gathered",
                 replace(state, p=p, mask=mask),
             )
 
@@ -119,7 +119,7 @@ def heated(backend: Backend, state: SearchState) -> Iterator[Trial]:
     ):
         temperatures.add(round(fit.temperature * current, 4))
     if not temperatures and fit is None:
-        raise Skip("no distributions are recorded that would tell one")
+        raise Skip("no distributions are recorded from which a temperature could be fitted")
     reason = ""
     for temperature in sorted(temperatures):
         change = replace(state.trainer, temperature=temperature)
@@ -171,8 +171,8 @@ def trainer_again(backend: Backend, state: SearchState) -> Iterator[Trial]:
     temperature = state.trainer.temperature or (trainer_info.temperature if trainer_info is not None else None) or 1.0
     yield Trial(
         "when the trainer scores again",
-        "what scored the file had other weights than the trainer given here, or divided by another temperature than it says",
-        "see which checkpoint and which step the recorded logprobs are of",
+        "the file was scored with other weights than those of the trainer given here, or at another temperature than it says",
+        "check which checkpoint and step the recorded logprobs come from",
         replace(state, p=backend.trainer(replace(state.trainer, temperature=temperature))),
     )
 
@@ -257,8 +257,8 @@ EXPERIMENTS: tuple[GapExperiment, ...] = (
         "the engine again",
         change_engine(
             "when the engine scores again",
-            "what drew the tokens had other weights than the engine's checkpoint, or keys and values of such: a sync that was "
-            "lost, a stale cache, or older weights by design",
+            "the tokens were drawn with other weights than the engine's checkpoint, or from a cache of other weights: a lost "
+            "sync, a stale cache, or older weights by design",
             "ckptcheck refit tries the sync, and ckptcheck parity probe the caches; record weight versions to tell a lag",
         ),
         "weights",

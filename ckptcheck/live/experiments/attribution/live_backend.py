@@ -115,7 +115,7 @@ class LiveBackend:
         if self._trainer is None:
             raise Skip("no trainer is given")
         if self._engine_held is not None and "quantization_config" in self._engine_held.config:
-            raise Skip("the engine's checkpoint is quantized, so its bytes are others by design")
+            raise Skip("the engine's checkpoint is quantized, so its bytes differ by design")
         with self._told("engine", side):
             own_digests = side.manifest(cold=False)
             cold_digests = side.manifest(cold=True)

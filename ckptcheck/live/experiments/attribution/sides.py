@@ -99,7 +99,7 @@ class Rescoring:
                 numbers.append(number)
                 row_count += size
         if not numbers:
-            raise Skip("whole distributions of sequences so long do not fit")
+            raise Skip("whole distributions of sequences this long do not fit in memory")
         sequences = [self.tokens_of(number) for number in numbers]
         tables = load_file(side.score_full_vocab(sequences, folder))
         logprobs = self.empty_scores()
@@ -196,7 +196,7 @@ class EngineSide:
         if not self._drawn_from(engine):
             return self._raw(engine, change)
         if change.path != "prefill":
-            raise Skip("the recorded logprobs are processed, and by decoding it tells raw ones only")
+            raise Skip("the recorded logprobs are processed, and while it decodes the engine gives raw ones only")
         if change.alone:
             raise Skip("the recorded logprobs are processed, and those are scored in batches only")
         return self._cut(engine, change.fresh)

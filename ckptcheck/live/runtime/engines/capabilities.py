@@ -36,7 +36,11 @@ def why_sleep_frees_nothing(info: EngineInfo) -> str:
 def why_not_forced(info: EngineInfo) -> str:
     """Return why an engine cannot decode given tokens (`RemoteEngine.score_by_decode`); "" if it can."""
     is_free = info.facts.get("follows") == "False"
-    return f"{info.name} cannot be made to follow them: it speculates, or gives processed logprobs" if is_free else ""
+    return (
+        f"{info.name} cannot be made to decode given tokens: it speculates, or gives processed logprobs"
+        if is_free
+        else ""
+    )
 
 
 def _refuse_sleep(info: EngineInfo) -> str:

@@ -65,7 +65,7 @@ def install(recipe: Recipe, options: InstallOptions) -> Environment:
         environment = find_environment(recipe)
         if environment.state == "ready" and (waited or not options.force):
             has_build_options = options.python or options.index or options.torch_index
-            force_hint = "; --force builds it anew, as you say how" if has_build_options else ""
+            force_hint = "; --force rebuilds it with the options given" if has_build_options else ""
             options.say(f"{recipe.name} is ready: {environment.folder}{force_hint}")
             return environment
         if environment.state in ("stale", "broken"):

@@ -59,10 +59,13 @@ class ServerClient:
             raise CkptcheckError(f"{url or 'an empty text'} is no address of a server", AS)
         if parts.username or parts.password:
             raise CkptcheckError(
-                "an address with a user name or password is not taken", "set CKPTCHECK_API_KEY instead"
+                "an address with a user name or password is not accepted", "set CKPTCHECK_API_KEY instead"
             )
         if key and not (key.isascii() and key.isprintable()):  # the HTTP client would show it in its error
-            raise CkptcheckError("CKPTCHECK_API_KEY has characters that no key has", "look for a line's end in it")
+            raise CkptcheckError(
+                "CKPTCHECK_API_KEY has characters that no key has",
+                "remove line breaks and other unprintable characters",
+            )
         self._tls, self._host = parts.scheme == "https", host
         self._port = port or (443 if self._tls else 80)
         self._prefix, self._remote, self._key = parts.path.rstrip("/"), remote, key
@@ -159,7 +162,9 @@ class ServerClient:
         try:
             return [str(info[4][0]) for info in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
         except (OSError, UnicodeError) as error:
-            raise CkptcheckError(f"{self.url} leads nowhere: {getattr(error, 'strerror', None) or error}") from None
+            raise CkptcheckError(
+                f"the host of {self.url} cannot be resolved: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
     def _own(self, peer: str) -> None:
         """Raise Unreachable if the connection leads to another machine: a name may resolve differently the second time."""

@@ -37,14 +37,14 @@ class CriticLayout:
         sizes = {name: int(size) for name, size in SIZE.findall(text.lower())}
         if sizes.pop("cp", 1) > 1:
             raise CkptcheckError(
-                f"{text} is not run: context parallelism needs Transformer Engine's attention: megatron-core's own stops at it",
+                f"{text} is not run: context parallelism needs Transformer Engine's attention, and megatron-core's own refuses it",
                 "leave cp out",
             )
         if sizes.get("vpp", 1) > 1 and sizes.get("pp", 1) < 2:
-            raise CkptcheckError(f"{text} has virtual stages of one stage", "write it as pp2vpp2")
+            raise CkptcheckError(f"{text} has virtual stages, but only one pipeline stage", "write it as pp2vpp2")
         if (sp := text.lower().endswith("sp")) and sizes.get("tp", 1) < 2:
             raise CkptcheckError(
-                f"{text} shares sequences among the tensor-parallel ranks, of which it has one", "write it as tp2sp"
+                f"{text} has sequence parallelism, which needs at least 2 tensor-parallel ranks", "write it as tp2sp"
             )
         return cls(**sizes, sp=sp)
 
@@ -76,7 +76,7 @@ def critic_settings(
     )
     if "num_moe_experts" in settings["config"] and layout.tp > 1 and not layout.sp:
         raise CkptcheckError(
-            f"{target} has experts, which Megatron trains under tensor parallelism only on shares of a sequence",
+            f"{target} has experts, which Megatron trains with tensor parallelism only if sequence parallelism is on",
             f"write the layout as {layout}sp",
         )
     if layout.sp and length % layout.tp:

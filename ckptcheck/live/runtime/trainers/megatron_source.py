@@ -100,7 +100,7 @@ def hf_config_from_args(args: Mapping[str, Any], target: str) -> dict[str, Any]:
     experts, has_qk_norms = args.get("num_experts"), bool(args.get("qk_layernorm"))
     if experts and not has_qk_norms:
         raise CkptcheckError(
-            f"{target} has experts and no norms on queries and keys, and of such a family none is known here"
+            f"{target} has experts and no norms on queries and keys, and ckptcheck knows no such model family"
         )
     family = "qwen3_moe" if experts else "qwen3" if has_qk_norms else "qwen2" if args.get("add_qkv_bias") else "llama"
     heads = args["num_attention_heads"]

@@ -235,7 +235,7 @@ def test_processed_logprobs_are_made_of_whole_distributions(told: str, stage: St
     rollouts = rollouts.with_columns(Metadata(sampling=SamplingInfo(0.6), logprobs=cast(Any, told), vocabulary=IDS))
     world = stage.world(rollouts, "engine")
     mask = compared(rollouts)
-    with pytest.raises(Skip, match="by decoding it tells raw ones only"):
+    with pytest.raises(Skip, match="while it decodes the engine gives raw ones only"):
         world.engine(EngineChange())
     made = world.engine(EngineChange(path="prefill"))
     assert np.abs(made - rollouts.columns["engine_logprobs"])[mask].max() < 1e-5

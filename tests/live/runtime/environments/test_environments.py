@@ -211,7 +211,7 @@ def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: P
     second = command("engine", "install", str(toy), cwd=tmp_path)
     assert second.stderr.splitlines()[0] == f"toy-cpu is ready: {folder}"
     other = command("engine", "install", str(toy), "--python", "/another", cwd=tmp_path)
-    assert other.stderr.splitlines()[0] == f"toy-cpu is ready: {folder}; --force builds it anew, as you say how"
+    assert other.stderr.splitlines()[0] == f"toy-cpu is ready: {folder}; --force rebuilds it with the options given"
     assert (folder / store.READY).stat().st_mtime_ns == written
 
     (toy / "patches/first.py").write_text("PATCHED = 2\n")

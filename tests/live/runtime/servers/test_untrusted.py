@@ -109,8 +109,8 @@ def test_nobody_there() -> None:
         (":30000", "is no address of a server"),
         ("http:/127.0.0.1:30000", "http:/127.0.0.1:30000 is no address of a server"),
         ("", "an empty text is no address of a server"),
-        ("http://me:secret@127.0.0.1", "is not taken"),
-        ("http://nowhere.invalid", "leads nowhere"),
+        ("http://me:secret@127.0.0.1", "is not accepted"),
+        ("http://nowhere.invalid", "cannot be resolved"),
     ],
 )
 def test_only_addresses_of_this_machine(url: str, words: str) -> None:

@@ -161,7 +161,7 @@ def test_ranks_get_a_gpu_each_or_say_how_many_are_missing(monkeypatch: pytest.Mo
     number = 1
     assert megatron_device.should_use_gpus("auto", 1)
     assert not megatron_device.should_use_gpus("cpu", 2)
-    with pytest.raises(RuntimeError, match=r"2 ranks need 2 GPUs, .* and there is 1: fewer ranks, or --set device=cpu"):
+    with pytest.raises(RuntimeError, match=r"2 ranks need 2 GPUs, .* and there is 1: use fewer, or --set device=cpu"):
         megatron_device.should_use_gpus("auto", 2)
     number = 3
     assert megatron_device.should_use_gpus("cuda", 3)

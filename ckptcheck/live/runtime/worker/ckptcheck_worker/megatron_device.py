@@ -23,7 +23,7 @@ def should_use_gpus(device: str, ranks: int) -> bool:
         raise RuntimeError(f"torch {torch.__version__} sees no GPU")
     if number and number < ranks:
         raise RuntimeError(
-            f"{ranks} ranks need {ranks} GPUs, for NCCL takes one a GPU, and there is {number}: fewer ranks, or --set device=cpu"
+            f"{ranks} ranks need {ranks} GPUs, for NCCL takes one rank a GPU, and there is 1: use fewer, or --set device=cpu"
             if number == 1
             else f"{ranks} ranks need {ranks} GPUs, for NCCL takes one rank a GPU, and there are {number}"
         )
