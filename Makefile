@@ -96,7 +96,7 @@ gpu: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m pytest -q -m gpu; $(BIN)/python -m tests.gpu --size $(SIZE)
 
 parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
-	@cd .venv && bin/python -m ckptcheck parity matrix smollm2-135m-instruct $(MATRIX) --resume parity.jsonl --markdown parity.md
+	@cd .venv && bin/python -m ckptcheck parity matrix smollm2-135m-instruct $(MATRIX) --markdown parity.md
 
 .venv/smollm2-135m-instruct/config.json: .venv/torch.done
 	@$(BIN)/python fixtures/smollm2.py $(@D)

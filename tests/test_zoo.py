@@ -68,7 +68,12 @@ def test_sound_models_saved_by_torch_distributed_checkpoint(zoo: Path, zoo_archi
         assert isinstance(tensors, dict)
         weights = {f"model.{name}": GlobalTensor(name, found.dtype, found.shape, ()) for name, found in tensors.items()}
         seen: Any = SimpleNamespace(
-            weights=weights, args={}, structure=structure_of(weights), layout=parse_layout(weights), place=None
+            form="dcp",
+            weights=weights,
+            args={},
+            structure=structure_of(weights),
+            layout=parse_layout(weights),
+            place=None,
         )
         assert [problem.message for problem in rule.check(seen)] == [], architecture
 

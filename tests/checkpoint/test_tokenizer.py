@@ -407,7 +407,7 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
 
     folder = damaged("special tokens of a training that was not saved")
     edited(folder, "tokenizer_config.json", extra_special_tokens=["<|im_end|>", "<|call|>"])
-    assert codes(folder) == {"TOK001"}
+    assert codes(folder) == {"TOK001", "TOK019"}  # and transformers 4 takes no list
 
     folder = damaged("fewer rows")
     edited(folder, "config.json", vocab_size=49000)

@@ -108,7 +108,6 @@ def test_integers_for_numbers_in_a_real_model(smollm2: Path, tmp_path: Path) -> 
     assert run_rules(open_checkpoint(str(smollm2)), [rule]).findings == ()
     folder = copy_with_values(smollm2, tmp_path / "integers", {}, relabel=("BF16", "I16"))
     findings = run_rules(open_checkpoint(str(folder)), [rule]).findings
-    assert {finding.file for finding in findings} == set(open_checkpoint(str(smollm2)).shards)
-    assert all(
-        " weights are labelled I16, but nothing declares a quantization: " in finding.message for finding in findings
-    )
+    assert len(findings) == 1
+    assert " weights are labelled I16, but nothing declares a quantization: " in findings[0].message
+    assert len(findings[0].names) > 200
