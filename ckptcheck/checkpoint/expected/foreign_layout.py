@@ -94,13 +94,14 @@ def _is_moved(ckpt: Checkpoint, stored: StoredParameters) -> bool:
 
 def _explain(ckpt: Checkpoint) -> str | None:
     """Return what to do about names that tell who wrote them; None for all others."""
-    if any(".base_layer." in name for name in ckpt.tensors) and any(".lora_A." in name for name in ckpt.tensors):
+    names = [alike[0] for alike in ckpt.layout.names_by_template.values()]
+    if any(".base_layer." in name for name in names) and any(".lora_A." in name for name in names):
         return "the adapter beside the weights was never merged: save what PEFT's merge_and_unload() returns"
-    if any(name.endswith("_flat_param") for name in ckpt.tensors):
+    if any(name.endswith("_flat_param") for name in names):
         return (
             "these are FSDP's flat parameters: save a full state dict, or merge the ranks with the trainer's own tool"
         )
-    found = next((match for name in ckpt.tensors if (match := WRAPPER.search(name))), None)
+    found = next((match for name in names if (match := WRAPPER.search(name))), None)
     return f"remove {found[0]}. from the names: a wrapper put it there" if found is not None else None
 
 
