@@ -52,6 +52,9 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
         return
     if ckpt.config is None or stored is None or not stored.table.needs or not stored.table.needs <= stored.absent:
         return
+    names = [alike[0] for alike in ckpt.layout.names_by_template.values()]
+    if known is not None and known.architecture == _name_of(ckpt) and all(known.has(known.module(n)) for n in names):
+        return  # all are its own names: most are missing, and the fault of missing ones says so
     problem = Problem(
         "no stored name is one that transformers looks for: it builds "
         f"{join_truncated(sorted(stored.table.needs))}, of random numbers, and finds {next(iter(ckpt.tensors))}",

@@ -71,7 +71,7 @@ def _find_absent(
         return
     is_by_config = not {*absent}.isdisjoint(stored.given | lost_types)
     owner = f"{config.architecture} has with this config" if is_by_config else f"every {config.architecture} has"
-    parts = _join_parts(absent, stored.table.needs | stored.given | lost_types)
+    parts = _join_parts(absent, stored.table.needs | stored.given | lost_types | {*stored.places})
     problem = Problem(
         f"nothing is stored for {join_truncated(parts)}, which {owner}",
         file=config.file,
