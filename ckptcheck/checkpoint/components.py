@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.architecture import can_tie, tied_by_default
 from ckptcheck.checkpoint.config import EXPERTS, LAYERS, MTP_LAYERS, Config
@@ -44,8 +45,7 @@ DRAFTING_HEADS = {"medusa": "num_heads", "mlp_speculator": "n_predict"}
 """Model types of vLLM that consist of heads, each drafting one token → the setting with the number of heads."""
 
 
-@dataclass(frozen=True)
-class Components:
+class Components(msgspec.Struct, frozen=True, dict=True):
     """The components of the language model in a checkpoint."""
 
     config: Config | None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -42,15 +41,14 @@ VOCODER = re.compile(r"(^|\.)(decoder|vocoder|generator)\.resblocks$")
 """Stacks of convolutions that turn a spectrum into sound."""
 
 
-@dataclass
-class Stack:
+class Stack(msgspec.Struct):
     """Numbered layers under one prefix."""
 
     prefix: str
     """The name in front of the layer number: ``model.layers``."""
-    layers: dict[int, set[str]] = field(default_factory=dict)
+    layers: dict[int, set[str]] = msgspec.field(default_factory=dict)
     """Layer number → tensor names relative to the layer, with {} for further numbers."""
-    groups: dict[int, dict[str, dict[str, dict[int, str]]]] = field(default_factory=dict)
+    groups: dict[int, dict[str, dict[str, dict[int, str]]]] = msgspec.field(default_factory=dict)
     """Layer number → group within the layer (``mlp.experts``) → name within a member → the members that have it, each with the
     full name of its tensor (of one such tensor, if the name within the member has {} for further numbers)."""
 

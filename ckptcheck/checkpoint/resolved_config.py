@@ -7,9 +7,11 @@ source, so that a finding can name the missing key and the default that transfor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
+
+import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.config_class import ConfigClass, find_config_class, find_nested_class, is_model_class
 
@@ -19,8 +21,7 @@ LANGUAGE_PARTS = (
 """Keys under which composite configs nest the language model's settings (Llava, DeepSeek-VL, InternVL, Qwen-Omni, …)."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One value of a config, and where it comes from."""
 
     name: str
@@ -37,8 +38,7 @@ class Setting:
         return f"{self.path}{self.name}"
 
 
-@dataclass(frozen=True)
-class ResolvedPart:
+class ResolvedPart(msgspec.Struct, frozen=True):
     """A config or a sub-config as its class understands it."""
 
     config_class: ConfigClass
@@ -52,7 +52,7 @@ class ResolvedPart:
         found, other = self._find(name), self.config_class.nulls.get(name)
         if other is not None and (found is None or found.value is None):
             same = self._find(other)
-            return replace(same, name=found.name if found is not None else name) if same is not None else None
+            return structs.replace(same, name=found.name if found is not None else name) if same is not None else None
         return found
 
     def _find(self, name: str) -> Setting | None:
@@ -79,8 +79,7 @@ class ResolvedPart:
         return tuple(key for key in dict.fromkeys((name, attribute, *same)) if key in known)
 
 
-@dataclass(frozen=True)
-class ResolvedConfig:
+class ResolvedConfig(msgspec.Struct, frozen=True, dict=True):
     """A whole config.json as transformers understands it, with its sub-configs."""
 
     top: ResolvedPart

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.dry_load import DryLoader
 
 
-@dataclass(frozen=True)
-class ScanOptions:
+class ScanOptions(msgspec.Struct, frozen=True):
     """Options of a scan that change what rules check.
 
     The defaults of `near_zero` and `identical` come from NeMo-RL,

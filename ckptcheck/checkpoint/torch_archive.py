@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from ckptcheck.checkpoint.unpickle import Known, UnreadablePickle, unpickle
 
 Read = Callable[[int, int], bytes]
@@ -32,8 +34,7 @@ class UnreadableArchive(Exception):
     """The file is no torch.save archive, or its tensors cannot be located. The message is the end of a sentence."""
 
 
-@dataclass(frozen=True)
-class ArchiveRecord:
+class ArchiveRecord(msgspec.Struct, frozen=True):
     """A record of the archive."""
 
     begin: int

@@ -13,8 +13,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
+
+import msgspec
 
 MAX_PICKLE = 1 << 28
 """Longest pickle that is read, in bytes. 25 MB describe 100,000 tensors."""
@@ -163,8 +164,7 @@ class CallableStub(metaclass=FrozenMeta):
         raise UnreadablePickle("it changes a function")
 
 
-@dataclass
-class Unpickled:
+class Unpickled(msgspec.Struct):
     """The content of a pickle."""
 
     value: Any

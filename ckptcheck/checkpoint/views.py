@@ -44,7 +44,7 @@ class QuantizedCheckpoint(Checkpoint):
     quantization: Quantization
 
 
-class LayeredComponents(Components):
+class LayeredComponents(Components, frozen=True, dict=True):
     """The components of a model that has layers."""
 
     stack: Stack

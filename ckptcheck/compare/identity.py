@@ -106,8 +106,7 @@ def compute_root(tensors: Mapping[str, TensorIdentity]) -> str:
     return level[0].hex()
 
 
-@dataclass(frozen=True)
-class SetDifference:
+class SetDifference(msgspec.Struct, frozen=True):
     """Plain names of the weights in which two sets differ, each list in natural order."""
 
     changed: list[str]

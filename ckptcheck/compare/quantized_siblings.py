@@ -13,10 +13,11 @@ keep the mean distance but lose the correlation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isfinite, log, prod, sqrt
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.checkpoint.quantization.scales import iter_scales
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage
@@ -57,8 +58,7 @@ USUAL_RMS = (1e-5, 10.0)
 """The same for their root mean square."""
 
 
-@dataclass(frozen=True)
-class WeightSize:
+class WeightSize(msgspec.Struct, frozen=True):
     """How large the numbers of a weight can be, by the statistics of the value pass."""
 
     module: str
@@ -72,8 +72,7 @@ class WeightSize:
         return prod(self.factors.values())
 
 
-@dataclass(frozen=True)
-class UnlikeMagnitude:
+class UnlikeMagnitude(msgspec.Struct, frozen=True):
     """A weight that is much larger or smaller than its siblings."""
 
     key: str
@@ -231,8 +230,7 @@ MIN_SPREAD = 0.5
 """Below this standard deviation of the zero points, in steps, a correlation means nothing."""
 
 
-@dataclass(frozen=True)
-class ZeroPointFit:
+class ZeroPointFit(msgspec.Struct, frozen=True):
     """How the integers of a weight lie around their zero points."""
 
     name: str

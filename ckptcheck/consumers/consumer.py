@@ -6,8 +6,10 @@ docs/adding-a-consumer.md shows how to add one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module
 from ckptcheck.consumers.entries import EntryList
@@ -17,12 +19,11 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 
-@dataclass(frozen=True, eq=False)
-class QuantizationPolicy:
+class QuantizationPolicy(msgspec.Struct, frozen=True, eq=False):
     """A quantization config as one consumer reads it."""
 
     decide: DecideModule
-    lists: Mapping[str, EntryList] = field(default_factory=dict)
+    lists: Mapping[str, EntryList] = msgspec.field(default_factory=dict)
     """Key of each list in the config → its entries."""
 
 

@@ -11,7 +11,6 @@ import fnmatch
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
@@ -50,12 +49,11 @@ LookupKeys = Callable[[str], Iterable[str]]
 """Lists the texts that an entry for a name may have."""
 
 
-@dataclass
-class EntryUsage:
+class EntryUsage(msgspec.Struct):
     """What an entry matched, over all names so far."""
 
     count: int = 0
-    examples: list[str] = field(default_factory=list)
+    examples: list[str] = msgspec.field(default_factory=list)
     """The first three names."""
 
 

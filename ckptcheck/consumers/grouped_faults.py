@@ -9,9 +9,10 @@ name (`dynamic_get` of gptqmodel/quantization/config.py). vLLM and SGLang match 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.quantization.faults import FormatFault, SchemeSelector, find_format_faults
 from ckptcheck.checkpoint.quantization.quantization import Quantization
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 
-@dataclass(frozen=True)
-class FaultGroup:
+class FaultGroup(msgspec.Struct, frozen=True):
     """A fault at its first module, and the modules that share it."""
 
     fault: FormatFault

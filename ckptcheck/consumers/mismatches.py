@@ -59,7 +59,7 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
     names = map_stored_modules(ckpt)
     # the engines decide on the experts of a layer by the names of expert 0
     if not consumers:
-        names = _leave_out_like_first_expert(names)
+        names = _leave_out_like_first_expert(ckpt, names)
     packed = [name for name, quantized in names.items() if quantized]
     plain = [name for name, quantized in names.items() if not quantized]
     architecture = ckpt.config.architecture if ckpt.config is not None else None
@@ -72,8 +72,12 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
     }
 
 
-def _leave_out_like_first_expert(names: Mapping[str, bool]) -> dict[str, bool]:
+def _leave_out_like_first_expert(ckpt: Checkpoint, names: Mapping[str, bool]) -> dict[str, bool]:
     """Return the modules without the further experts' modules that are stored like expert 0's."""
+    if _has_experts_alike(ckpt):
+        return {
+            name: quantized for name, quantized in names.items() if ".experts." not in name or ".experts.0." in name
+        }
     kept = {}
     # Modules of one name in many experts follow each other, so that most are the same module of expert 0 as the one before.
     before: tuple[str, str] | None = None
@@ -86,6 +90,22 @@ def _leave_out_like_first_expert(names: Mapping[str, bool]) -> dict[str, bool]:
         if not inside or number == "0" or first != quantized:
             kept[name] = quantized
     return kept
+
+
+def _has_experts_alike(ckpt: Checkpoint) -> bool:
+    """Whether all experts are stored quantized or all are not, and every layer numbers them from 0, as nearly all models do."""
+    assert ckpt.quantization is not None
+    storages = ckpt.quantization.storages.items()
+    ways = {storage.is_quantized for storage, modules in storages if any(".experts." in module for module in modules)}
+    if len(ways) > 1 or any(prefix.endswith("experts") for prefix in ckpt.layout.stacks):
+        return False
+    groups = [of_layer for stack in ckpt.layout.stacks.values() for of_layer in stack.groups.values()]
+    return all(
+        "experts." not in rest and (0 in members or not group.endswith("experts"))
+        for of_layer in groups
+        for group, of_group in of_layer.items()
+        for rest, members in of_group.items()
+    )
 
 
 def to_first_expert(name: str) -> str:

@@ -10,9 +10,10 @@ Sources: modelopt.py of vLLM, modelopt_quant.py of SGLang.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ckptcheck.consumers.base import (
     EMBEDDING,
@@ -50,8 +51,7 @@ MLA = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 LANGUAGE = "language_model."
 
 
-@dataclass(frozen=True)
-class _LayerTable:
+class _LayerTable(msgspec.Struct, frozen=True, dict=True):
     """The ``quantized_layers`` of MIXED_PRECISION, by the names that the engine gives to the layers."""
 
     algorithms: dict[str, str]

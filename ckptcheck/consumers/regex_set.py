@@ -19,11 +19,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
+
+import msgspec
 
 MAX_STEPS = 2_000_000
 """Most visits of states for one list of patterns: a second or two at worst."""
@@ -44,8 +45,7 @@ class UnsupportedRegex(Exception):
     """The automaton cannot evaluate a pattern; the message says why, as one clause."""
 
 
-@dataclass(slots=True)
-class _State:
+class _State(msgspec.Struct):
     """One state. Others refer to it by its place in the list of all states."""
 
     free: Sequence[tuple[Guard | None, int]] = ()

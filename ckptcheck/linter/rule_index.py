@@ -11,8 +11,10 @@ import ast
 import builtins
 import json
 import re
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec import structs
 
 INDEX = "index.json"
 """The name of the index, in the folder of the rules."""
@@ -25,8 +27,7 @@ DECORATOR = re.compile(
 """The decorator of a built-in rule."""
 
 
-@dataclass(frozen=True)
-class RuleEntry:
+class RuleEntry(msgspec.Struct, frozen=True):
     """A rule's file, with the content of its decorator and its docstring."""
 
     file: str
@@ -82,7 +83,7 @@ def build_index(folder: Path) -> str:
         entry = describe_rule(folder, path)
         if entry is None:
             raise ValueError(f"{path} is not written as a built-in rule is")
-        entries.append(asdict(replace(entry, condition=_find_condition(path))))
+        entries.append(structs.asdict(structs.replace(entry, condition=_find_condition(path))))
     return json.dumps(entries, ensure_ascii=False)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+
+import msgspec
 
 from ckptcheck.errors import EvidenceError, describe_shortage
 from ckptcheck.linter.evidence import Evidence
@@ -14,19 +16,18 @@ from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, 
 from ckptcheck.text.formatting import find_listed, join_truncated, remember_lists
 
 
-@dataclass
-class RuleRun:
+class RuleRun(msgspec.Struct):
     """One run of a rule: it passes, is skipped, or has findings; a crash may follow its findings."""
 
     rule: Rule
     evidence: Evidence
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Text of a list in a message → all of its names."""
     view: object | None = None
     """The evidence as the rule sees it; None if it has nothing for the rule."""
     applies: bool = False
-    findings: list[Finding] = field(default_factory=list)
-    follows: dict[Finding, tuple[str, ...]] = field(default_factory=dict)
+    findings: list[Finding] = msgspec.field(default_factory=list)
+    follows: dict[Finding, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Finding → `Problem.follows`."""
     passed: bool = False
     skipped: str | None = None

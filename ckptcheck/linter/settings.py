@@ -10,7 +10,6 @@ import difflib
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -55,21 +54,20 @@ FORMS = {
 """Setting → what it has to be."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """The settings of a team, checked."""
 
     select: tuple[str, ...] = ()
     """Codes of rules, beginnings of codes, or names; empty for all rules."""
-    ignored: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Pattern as in `select` → why the rule is not run."""
-    severities: Mapping[str, Severity] = field(default_factory=dict)
+    severities: Mapping[str, Severity] = msgspec.field(default_factory=dict)
     """Pattern as in `select` → the severity in place of the rule's own."""
     fail_on: FailOn = "error"
     """The least severity that makes the exit code 1."""
     rule_folders: tuple[Path, ...] = ()
     """Folders with further rules."""
-    verbs: Mapping[str, Any] = field(default_factory=dict)
+    verbs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Setting of all verbs → value, and verb → its own settings, as they are written."""
     file: Path | None = None
     """The file that the settings were read from, or None."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,13 +35,12 @@ class DigestResult(msgspec.Struct):
     """Requested tensor → the addition of the bytes to its shard digest."""
 
 
-@dataclass(frozen=True)
-class TensorDigests:
+class TensorDigests(msgspec.Struct, frozen=True):
     """Digests a tensor; `runners.runner.Work`, whose units are the names of tensors."""
 
     source: Source
     streams: Mapping[str, TensorStream]
-    parts: Mapping[str, Sequence[TensorPart]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[TensorPart]] = msgspec.field(default_factory=dict)
     """Stream → the parts of it whose shard digests the same pass computes."""
     result_type = DigestResult
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -76,32 +75,31 @@ class TensorStats(msgspec.Struct):
     """Whether every element has the same pattern (zero included)."""
 
 
-@dataclass(frozen=True)
-class ValueStats:
+class ValueStats(msgspec.Struct, frozen=True, dict=True):
     """Statistics of all tensors of a checkpoint."""
 
-    tensors: dict[str, TensorStats] = field(default_factory=dict)
+    tensors: dict[str, TensorStats] = msgspec.field(default_factory=dict)
     """By name: those of `ScanPlan.tensors`, without tensors of shards that could not be read to the end."""
-    zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    zero_runs: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     """Shard → [begin, end) of its runs of at least MIN_ZERO_RUN zero bytes from the start of the data, across tensors."""
-    complete_shards: set[str] = field(default_factory=set)
+    complete_shards: set[str] = msgspec.field(default_factory=set)
     """The shards whose every value was scanned."""
-    row_max: dict[str, bytes] = field(default_factory=dict)
+    row_max: dict[str, bytes] = msgspec.field(default_factory=dict)
     """Embedding or head → for each row the largest magnitude among its first elements; 0 if these are all the same.
     Unsigned patterns of the dtype, as `row_scan.max_row_patterns` returns them."""
-    row_fingerprints: dict[str, bytes] = field(default_factory=dict)
+    row_fingerprints: dict[str, bytes] = msgspec.field(default_factory=dict)
     """Embedding or head → the first FINGERPRINT_BYTES bytes of each row."""
-    samples: dict[str, ChannelSample] = field(default_factory=dict)
+    samples: dict[str, ChannelSample] = msgspec.field(default_factory=dict)
     """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
-    looks: dict[str, int] = field(default_factory=dict)
+    looks: dict[str, int] = msgspec.field(default_factory=dict)
     """Matrix → what a look at a few of its places rules out (flags of `first_looks`)."""
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, Kept] = msgspec.field(default_factory=dict)
     """Tensor → the bytes of some of its places, which are not read again."""
-    element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    element_samples: dict[str, tuple[str, bytes]] = msgspec.field(default_factory=dict)
     """Tensor of numbers → dtype and patterns of a sample of its elements; {} if the pass takes none."""
-    shrunk: dict[str, str] = field(default_factory=dict)
+    shrunk: dict[str, str] = msgspec.field(default_factory=dict)
     """Shard → what happened to it while it was being read."""
-    unread: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = msgspec.field(default_factory=dict)
     """Shard → why it could not be read to the end."""
 
     @cached_property

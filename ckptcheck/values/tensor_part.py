@@ -7,10 +7,12 @@ tensor of one rank). Each is a rectangle: an offset, an extent and strides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import structs
 
 if TYPE_CHECKING:
     import mmap
@@ -24,8 +26,7 @@ def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(accumulate((*reversed(shape[1:]),), lambda total, length: total * length, initial=itemsize))[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPart:
+class TensorPart(msgspec.Struct, frozen=True):
     """A rectangle of the bytes of a stream that belongs to a tensor."""
 
     tensor: str
@@ -78,7 +79,7 @@ class TensorPart:
                     yield from self._take(axis, row, 1).cut(begin, end)
 
     def _take(self, axis: int, first: int, number: int) -> TensorPart:
-        return replace(
+        return structs.replace(
             self,
             origin=(*self.origin[:axis], self.origin[axis] + first, *self.origin[axis + 1 :]),
             extent=(*self.extent[:axis], number, *self.extent[axis + 1 :]),

@@ -9,8 +9,9 @@ A parameter that has no declaration is Python's alone: an observer, a runner.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+import msgspec
 
 StrPath = str | os.PathLike[str]
 Paths = StrPath | Sequence[StrPath]
@@ -18,8 +19,7 @@ Words = str | Sequence[str]
 TextOrJson = Literal["text", "json"]
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """The numbers that an option takes, with both ends; None: any."""
 
     least: float | None = None
@@ -36,8 +36,7 @@ SEQUENCE = Range(4)
 """Tokens of a sequence: with fewer there is nothing to compare."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """What is known of one option beside its type and its default, which the signature has."""
 
     help: str
@@ -72,11 +71,11 @@ class Option:
     """Whether the command line takes several, and runs the verb for each."""
 
 
-class Argument(Option):
+class Argument(Option, frozen=True):
     """What the command line takes without a name."""
 
 
-class Setting(Option):
+class Setting(Option, frozen=True):
     """What is set for a project: an argument in Python, and a key below ``[verbs.NAME]`` in ckptcheck.toml, but no option."""
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import structs
+
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.observer import SILENT, Observer
@@ -194,7 +196,7 @@ def scan(
         request = _ask_for("dry_load", request, loaded_rules)
     # what else would a runner run
     values = values or (runner is not None and not headers_only and any(map(is_remote_address, names)))
-    request = replace(
+    request = structs.replace(
         request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap,
         stats=to_path(stats), runner=runner, pictures=pictures,
     )  # fmt: skip
@@ -207,7 +209,7 @@ def scan(
             from ckptcheck.live.runtime.dry_loading import create_dry_loaders
 
             loaders = create_dry_loaders(several(dry_load), stack, len(names))
-            request = replace(request, options=replace(request.options, dry_loaders=loaders))
+            request = structs.replace(request, options=structs.replace(request.options, dry_loaders=loaders))
         reports = scan_targets(names, request)
     if base is not None and all(
         (code, DOES_NOT_APPLY) in report.skipped for report in reports for code in ASKED["base"]
@@ -240,7 +242,7 @@ def preview_repairs(
     names = _resolve(targets, recursive=recursive, follow_links=follow_links, observer=observer)
     options = ScanOptions(consumers=_check_consumers(several(consumers)), follow_links=follow_links)
     request, _, _ = _build_request(names, config, rules, (), (), options, observer)
-    return preview_repairs(names, replace(request, jobs=jobs))
+    return preview_repairs(names, structs.replace(request, jobs=jobs))
 
 
 def _resolve(targets: Paths, *, recursive: bool, follow_links: bool, observer: Observer) -> list[str]:
@@ -289,7 +291,7 @@ def _build_request(
 def _ask_for(option: str, request: "ScanRequest", loaded: "Sequence[Rule]") -> "ScanRequest":
     """Return the request with the rules of an option among those that run."""
     codes = {rule.code for rule in request.rules} | {*ASKED[option]}
-    return replace(
+    return structs.replace(
         request,
         rules=[rule for rule in loaded if rule.code in codes],
         asked=request.asked | {*ASKED[option]},

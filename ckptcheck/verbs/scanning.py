@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.deltas.target import may_be_deltas
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 
-@dataclass(frozen=True)
-class ScanRequest:
+class ScanRequest(msgspec.Struct, frozen=True):
     """What to do with every target."""
 
     rules: Sequence[Rule]
@@ -58,7 +59,7 @@ class ScanRequest:
     """Where values are scanned, as torch names it."""
     stats: Path | None = None
     """File for the statistics of every tensor; None: they are not written."""
-    options: ScanOptions = field(default_factory=ScanOptions)
+    options: ScanOptions = msgspec.field(default_factory=ScanOptions)
     pictures: bool = False
     """Draw pictures; the value pass then samples every tensor on its way."""
     observer: Observer = SILENT

@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.checkpoint.deltas.delta import Delta, Span
 from ckptcheck.checkpoint.source import Source
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.deltas.apply import Effect
 
 
-@dataclass(frozen=True, slots=True)
-class BaseTensor:
+class BaseTensor(msgspec.Struct, frozen=True):
     """A tensor of the base."""
 
     dtype: str
@@ -31,8 +31,7 @@ class BaseTensor:
     span: Span
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of one delta for one tensor."""
 
     effect: Effect | None = None
@@ -51,8 +50,7 @@ class UnappliedDelta(OSError):
     """A tensor has no value, because a delta of it could not be applied."""
 
 
-@dataclass(frozen=True)
-class Break:
+class Break(msgspec.Struct, frozen=True):
     """A delta that is not for the version before it."""
 
     at: int

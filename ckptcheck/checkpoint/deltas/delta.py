@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
+
 from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
@@ -20,8 +22,7 @@ BITWISE = frozenset(("xor", "overwrite"))
 """Encodings of bytes, which know no dtype."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Consecutive bytes of a file."""
 
     file: str
@@ -30,8 +31,7 @@ class Span:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What a delta changes in one tensor, or in a part of it."""
 
     encoding: str
@@ -47,8 +47,7 @@ class Change:
     """Of the whole tensor; None for an encoding of bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flush:
+class Flush(msgspec.Struct, frozen=True):
     """One message of verl, and the checksum over its contents."""
 
     values: Span

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from re import Pattern
 from typing import Literal
+
+import msgspec
 
 from ckptcheck.linter.rule import Problem
 
@@ -13,8 +14,7 @@ Fact = Literal["missing", "surplus", "shape", "layout"]
 another layout."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """A difference with one cause."""
 
     fact: Fact
@@ -25,25 +25,24 @@ class Fault:
     """Whether only engines build the parameters, so that a load by transformers cannot confirm or deny the fault."""
 
 
-@dataclass
-class Explained:
+class Explained(msgspec.Struct):
     """What earlier steps have decided, fault or no fault: later steps report nothing about it."""
 
-    names: set[str] = field(default_factory=set)
+    names: set[str] = msgspec.field(default_factory=set)
     """Names of decided parameters, within a layer or outside the layers."""
-    patterns: list[Pattern[str]] = field(default_factory=list)
+    patterns: list[Pattern[str]] = msgspec.field(default_factory=list)
     """Patterns of the names of decided parameters."""
-    except_for: list[Pattern[str]] = field(default_factory=list)
+    except_for: list[Pattern[str]] = msgspec.field(default_factory=list)
     """Patterns of names that `patterns` does not cover after all."""
-    torn: dict[str, set[int]] = field(default_factory=dict)
+    torn: dict[str, set[int]] = msgspec.field(default_factory=dict)
     """Prefix of a stack → its layers whose missing tensors are reported."""
     parts: tuple[str, ...] = ()
     """Modules, each with a dot behind it, of which nothing is stored, or all under another name."""
     moved: frozenset[str] = frozenset()
     """Stored tensors of parts that lie under another prefix than the model's."""
-    tensors: set[str] = field(default_factory=set)
+    tensors: set[str] = msgspec.field(default_factory=set)
     """Stored tensors whose wrong shape is reported."""
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)
     """Settings that are reported as wrong, without the path of their sub-config → the size that the tensors have."""
 
     def has(self, parameter: str) -> bool:

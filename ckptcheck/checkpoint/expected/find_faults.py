@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from msgspec import structs
+
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.dry_load_problems import find_answer
 from ckptcheck.checkpoint.expected.absent_parts import find_absent_parts
@@ -94,7 +96,9 @@ def _fold_renamed(ckpt: Checkpoint, found: list[Fault]) -> Iterator[Fault]:
         place = _find_place(fault)
         if fault.fact == "missing" and place in surplus:
             message = f"{fault.problem.message}; {surplus[place]} is stored, for which it has no place"
-            yield replace(fault, problem=replace(fault.problem, message=message, hint=RENAMED.format(surplus[place])))
+            yield structs.replace(
+                fault, problem=replace(fault.problem, message=message, hint=RENAMED.format(surplus[place]))
+            )
         else:
             yield fault
 

@@ -53,7 +53,11 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
     if ckpt.config is None or stored is None or not stored.table.needs or not stored.table.needs <= stored.absent:
         return
     names = [alike[0] for alike in ckpt.layout.names_by_template.values()]
-    if known is not None and known.architecture == _name_of(ckpt) and all(known.module(n) in known.modules for n in names):
+    if (
+        known is not None
+        and known.architecture == _name_of(ckpt)
+        and all(known.module(n) in known.modules for n in names)
+    ):
         return  # all are its own names: most are missing, and the fault of missing ones says so
     problem = Problem(
         "no stored name is one that transformers looks for: it builds "

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ckptcheck.checkpoint.megatron.structure import positive_argument
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
@@ -50,8 +52,7 @@ class LegacyRank:
     """Globals that the pickle names and that a checkpoint does not need."""
 
 
-@dataclass(frozen=True)
-class RankPosition:
+class RankPosition(msgspec.Struct, frozen=True):
     """The position of a rank in the grid of parallel groups."""
 
     tp: int

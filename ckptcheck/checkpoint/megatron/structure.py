@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+
+import msgspec
 
 LAYER = re.compile(r"^(?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.([0-9]{1,6})\.(.+)$")
 MTP = re.compile(r"^mtp\.layers\.([0-9]{1,6})\.")
@@ -20,17 +21,16 @@ MAX_SHARDS = 1 << 20
 """Most shards of incomplete objects that are listed: a few bytes in a table of contents may declare any number."""
 
 
-@dataclass
-class Structure:
+class Structure(msgspec.Struct):
     """The layers and experts of a model."""
 
-    layers: dict[int, set[str]] = field(default_factory=dict)
+    layers: dict[int, set[str]] = msgspec.field(default_factory=dict)
     """Layer number → names within the layer, without the experts'."""
-    experts: dict[int, set[int]] = field(default_factory=dict)
+    experts: dict[int, set[int]] = msgspec.field(default_factory=dict)
     """Layer number → the numbers of its experts."""
-    parts: dict[int, dict[str, set[int]]] = field(default_factory=dict)
+    parts: dict[int, dict[str, set[int]]] = msgspec.field(default_factory=dict)
     """Layer number → name within an expert → the experts that have it."""
-    mtp: set[int] = field(default_factory=set)
+    mtp: set[int] = msgspec.field(default_factory=set)
     """Numbers of the layers of multi-token prediction."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
 
@@ -12,8 +13,7 @@ MAX_CELLS = 1 << 22
 """Cells of the finest grid that is examined; no checkpoint has as many chunks."""
 
 
-@dataclass(frozen=True)
-class TilingGap:
+class TilingGap(msgspec.Struct, frozen=True):
     """How the chunks of a tensor fail to tile it."""
 
     missing: int = 0

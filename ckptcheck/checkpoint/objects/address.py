@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.addresses import is_remote_address
@@ -13,8 +14,7 @@ FILE = "file://"
 HUB = "hf://"
 
 
-@dataclass(frozen=True)
-class ObjectAddress:
+class ObjectAddress(msgspec.Struct, frozen=True):
     """A place in an object store."""
 
     scheme: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_address
 from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, RequestFailure, StoredObject
@@ -174,11 +175,13 @@ class ObjectTree:
         if (stored := self.find_file()) is None:
             return None
         parent, _, name = self.address.key.rpartition("/")
-        return ObjectFolder(self.target, replace(self.address, key=parent), [(name, stored)], self._nodes)
+        return ObjectFolder(self.target, structs.replace(self.address, key=parent), [(name, stored)], self._nodes)
 
     def open_parent(self) -> ObjectTree:
         """Return the folder of the object that the target names."""
-        return ObjectTree(self.target, replace(self.address, key=self.address.key.rpartition("/")[0]), self._nodes)
+        return ObjectTree(
+            self.target, structs.replace(self.address, key=self.address.key.rpartition("/")[0]), self._nodes
+        )
 
     def _key(self, name: str) -> str:
         return "/".join(filter(None, (self.address.key, name)))

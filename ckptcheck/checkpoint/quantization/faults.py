@@ -7,10 +7,12 @@ fits none, it is compared with the nearest one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import prod
+
+import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.quantization.formats import FORMATS, Companion, WeightFormat
 from ckptcheck.checkpoint.quantization.quantization import Quantization
@@ -21,8 +23,7 @@ from ckptcheck.text.formatting import count
 from ckptcheck.text.formatting import format_shape as written
 
 
-@dataclass(frozen=True)
-class FormatFault:
+class FormatFault(msgspec.Struct, frozen=True):
     """A fault of one tensor in the storage of modules: it does not fit the format that the config declares."""
 
     kind: str
@@ -117,7 +118,9 @@ def formats_of_scheme(scheme: Scheme) -> Iterator[tuple[WeightFormat, Scheme]]:
             yield form, scheme
             for names in FP8_NAMES if block else (TENSOR_NAMES, *FP8_NAMES):
                 yield (
-                    replace(form, companions=tuple(_renamed(companion, names) for companion in form.companions)),
+                    structs.replace(
+                        form, companions=tuple(_renamed(companion, names) for companion in form.companions)
+                    ),
                     scheme,
                 )
     elif name == "naive-quantized":
@@ -135,7 +138,7 @@ OTHER_NAMES = {name for names in (*FP8_NAMES, TENSOR_NAMES) for name in names.va
 
 
 def _renamed(companion: Companion, names: Mapping[str, str]) -> Companion:
-    return replace(companion, role=names.get(companion.role, companion.role))
+    return structs.replace(companion, role=names.get(companion.role, companion.role))
 
 
 def _nearest(stored: ModuleStorage, choices: list[tuple[WeightFormat, Scheme]]) -> list[FormatFault]:

@@ -11,7 +11,8 @@ mxfp4.py, bitsandbytes.py (5.23).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec import structs
 
 FLOAT = ("F32", "BF16", "F16", "F64")
 E8M0 = ("U8", "F8_E8M0")
@@ -22,8 +23,7 @@ Shape = str
 """Dimensions, separated by spaces: ``O I/g``."""
 
 
-@dataclass(frozen=True)
-class Companion:
+class Companion(msgspec.Struct, frozen=True):
     """A tensor that accompanies the weight."""
 
     role: str
@@ -40,8 +40,7 @@ class Companion:
     """The programs that need it, if they differ from `WeightFormat.needs`."""
 
 
-@dataclass(frozen=True)
-class WeightFormat:
+class WeightFormat(msgspec.Struct, frozen=True):
     """A format of quantized weights."""
 
     name: str
@@ -236,8 +235,8 @@ FORMATS = {
 FORMATS["naive-quantized"] = FORMATS["int-quantized"]
 """The name that compressed-tensors uses for 8-bit weights, integers or floats; `faults` chooses by the scheme's type."""
 ROUNDED = "AutoRound, with which transformers loads it, computes with zeros or uninitialised memory in its place"
-FORMATS["auto-round-gptq"] = replace(FORMATS["gptq"], name="auto-round-gptq", needs=ROUNDED)
-FORMATS["auto-round-awq"] = replace(
+FORMATS["auto-round-gptq"] = structs.replace(FORMATS["gptq"], name="auto-round-gptq", needs=ROUNDED)
+FORMATS["auto-round-awq"] = structs.replace(
     FORMATS["awq"],
     name="auto-round-awq",
     needs=ROUNDED,

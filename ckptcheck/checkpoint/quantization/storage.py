@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -50,8 +49,7 @@ class ModuleTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class ModuleStorage:
+class ModuleStorage(msgspec.Struct, frozen=True, eq=False, dict=True):
     """How a module is stored: the roles, dtypes and shapes of its tensors."""
 
     parts: Mapping[str, ModuleTensor]

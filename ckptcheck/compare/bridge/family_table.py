@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.splitters import SplitFunction, keep_whole
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -14,8 +16,7 @@ NAME_NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.)")
 """The number of a layer or expert within a tensor name."""
 
 
-@dataclass(frozen=True)
-class TableEntry:
+class TableEntry(msgspec.Struct, frozen=True):
     """How one stored tensor becomes tensors of the plain Hugging Face form."""
 
     # Names of the parts; {0} stands for the first number in the stored name, {1} for the second.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.config import EXPERTS, HEADS, HIDDEN, LAYERS, Config
 
 
-@dataclass(frozen=True)
-class ModelDimensions:
+class ModelDimensions(msgspec.Struct, frozen=True):
     """Dimensions read from a config.json or from Megatron's arguments; None where neither says."""
 
     # Without the layers of multi-token prediction.

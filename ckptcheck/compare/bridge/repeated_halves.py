@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from ckptcheck.checkpoint.layout import BOX
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
@@ -131,12 +132,12 @@ def _guess_attention(ckpt: Checkpoint, rows: int, columns: int) -> Iterator[Mode
         groups, rest = divmod(rows - model.heads * model.head_dim, 2 * model.head_dim)
         # Falcon's config has another key for the number of key-value heads.
         if groups > 0 and not rest and model.heads % groups == 0:
-            yield replace(model, kv_heads=groups)
+            yield structs.replace(model, kv_heads=groups)
         if model.kv_heads and model.heads % model.kv_heads == 0 and groups != model.kv_heads:
             each = model.heads // model.kv_heads
             groups, rest = divmod(rows, (each + 2) * model.head_dim)
             if not rest:
-                yield replace(model, heads=each * groups, kv_heads=groups)
+                yield structs.replace(model, heads=each * groups, kv_heads=groups)
     if rows == 3 * columns:
         yield ModelDimensions(heads=1, kv_heads=1, head_dim=columns)
 

@@ -7,8 +7,10 @@ a gated projection, experts stacked in one tensor, the shards of tensor-parallel
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from math import prod
+
+import msgspec
+from msgspec import structs
 
 from ckptcheck.values.tensor_part import packed_strides
 
@@ -17,8 +19,7 @@ class LayoutError(Exception):
     """A tensor does not have the shape that its layout requires. The message says what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileChunk:
+class FileChunk(msgspec.Struct, frozen=True):
     """A rectangle of a tensor that lies in one file."""
 
     # Index of its first element in the tensor.
@@ -32,8 +33,7 @@ class FileChunk:
     strides: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
+class TensorLayout(msgspec.Struct, frozen=True):
     """A stored tensor, or a part, transpose or join of stored tensors."""
 
     # As safetensors names it.
@@ -87,7 +87,7 @@ class TensorLayout:
                         _with(chunk.strides, axis, stride * step),
                     )
                 )
-        return replace(self, shape=_with(self.shape, axis, -(-(end - begin) // step)), chunks=tuple(chunks))
+        return structs.replace(self, shape=_with(self.shape, axis, -(-(end - begin) // step)), chunks=tuple(chunks))
 
     def unstack(self) -> list[TensorLayout]:
         """Split along the first dimension into one tensor per index. Raises LayoutError for a scalar."""
@@ -100,7 +100,7 @@ class TensorLayout:
                 parts[chunk.origin[0] + number].append(
                     FileChunk(chunk.origin[1:], chunk.shape[1:], chunk.file, offset, chunk.strides[1:])
                 )
-        return [replace(self, shape=self.shape[1:], chunks=tuple(part)) for part in parts]
+        return [structs.replace(self, shape=self.shape[1:], chunks=tuple(part)) for part in parts]
 
     def transpose(self) -> TensorLayout:
         """Exchange rows and columns. Raises LayoutError if it is not a matrix."""
@@ -110,7 +110,7 @@ class TensorLayout:
             FileChunk(chunk.origin[::-1], chunk.shape[::-1], chunk.file, chunk.offset, chunk.strides[::-1])
             for chunk in self.chunks
         )
-        return replace(self, shape=self.shape[::-1], chunks=tuple(chunks))
+        return structs.replace(self, shape=self.shape[::-1], chunks=tuple(chunks))
 
 
 def concatenate(layouts: Iterable[TensorLayout]) -> TensorLayout:
@@ -123,9 +123,11 @@ def concatenate(layouts: Iterable[TensorLayout]) -> TensorLayout:
     for part in parts:
         if not part.shape or (part.dtype, part.shape[1:]) != (parts[0].dtype, parts[0].shape[1:]):
             raise LayoutError(f"parts of {list(parts[0].shape)} and {list(part.shape)} do not fit each other")
-        chunks += (replace(chunk, origin=_with(chunk.origin, 0, chunk.origin[0] + rows)) for chunk in part.chunks)
+        chunks += (
+            structs.replace(chunk, origin=_with(chunk.origin, 0, chunk.origin[0] + rows)) for chunk in part.chunks
+        )
         rows += part.shape[0]
-    return replace(parts[0], shape=(rows, *parts[0].shape[1:]), chunks=tuple(chunks))
+    return structs.replace(parts[0], shape=(rows, *parts[0].shape[1:]), chunks=tuple(chunks))
 
 
 def cut_flat_range(
@@ -163,7 +165,7 @@ def cut_flat_range(
 def _add_axis(chunk: FileChunk, row: int) -> FileChunk:
     """Return a rectangle of one row as one of the whole tensor."""
     step = chunk.shape[0] * chunk.strides[0]
-    return replace(chunk, origin=(row, *chunk.origin), shape=(1, *chunk.shape), strides=(step, *chunk.strides))
+    return structs.replace(chunk, origin=(row, *chunk.origin), shape=(1, *chunk.shape), strides=(step, *chunk.strides))
 
 
 def _with(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:

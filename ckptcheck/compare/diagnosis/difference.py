@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ MAX_RUNS = 32
 """Contiguous runs of rows or columns that still count as one region; more runs are scattered differences."""
 
 
-@dataclass(frozen=True, eq=False)
-class DifferenceExtent:
+class DifferenceExtent(msgspec.Struct, frozen=True, eq=False):
     """Where two matrices differ."""
 
     # Indices of the rows and columns with any difference.
@@ -52,8 +51,7 @@ def locate_difference(expected: NDArray[Any], actual: NDArray[Any]) -> Differenc
     return DifferenceExtent(at, np.flatnonzero(columns), first, last, number)
 
 
-@dataclass(frozen=True, eq=False)
-class MatrixRegion:
+class MatrixRegion(msgspec.Struct, frozen=True, eq=False):
     """A region of a matrix: some rows, some columns, or a run of elements."""
 
     # How a sentence names it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +32,7 @@ def tp_sizes(length: int) -> list[int]:
     return [ranks for ranks in USUAL_TP if 1 < ranks <= length and length % ranks == 0]
 
 
-@dataclass(frozen=True)
-class AttentionGeometry:
+class AttentionGeometry(msgspec.Struct, frozen=True):
     """The known dimensions of a model's attention. The diagnosis tries the usual values of a number that is None."""
 
     heads: int | None = None
@@ -58,8 +58,7 @@ class AttentionGeometry:
         ]
 
 
-@dataclass(frozen=True, eq=False)
-class TensorBits:
+class TensorBits(msgspec.Struct, frozen=True, eq=False):
     """A tensor as bit patterns, because equality is of bits: a NaN equals itself, and 0 differs from -0."""
 
     # As safetensors names it.
@@ -93,8 +92,7 @@ CACHE_BYTES = 1 << 27
 """Bytes of tensors that stay in memory for the next cause."""
 
 
-@dataclass(frozen=True)
-class TensorKey:
+class TensorKey(msgspec.Struct, frozen=True):
     """The unit of one explanation: a tensor, the members of a fused tensor, or one expert of a stacked tensor."""
 
     # In the order of the fused tensor.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, SourceName, TensorBits, TensorKey
@@ -16,8 +17,7 @@ from ckptcheck.values.dtypes import decode
 SIDES: tuple[SourceName, SourceName] = ("expected", "actual")
 
 
-@dataclass(frozen=True, eq=False)
-class MatrixPair:
+class MatrixPair(msgspec.Struct, frozen=True, eq=False):
     """Two matrices of equal shape and dtype whose difference is explained."""
 
     key: TensorKey
@@ -56,11 +56,11 @@ class MatrixPair:
         units = []
         for number, (size, end) in enumerate(zip(self.member_rows, ends, strict=True)):
             rows = slice(end - size, end)
-            part = replace(
+            part = structs.replace(
                 self, expected=self.expected[rows], actual=self.actual[rows], member_rows=(size,), member=number
             )
             if len(self.key.names) > 1:
-                part = replace(part, key=self.key.for_member(self.key.names[number]), member=None)
+                part = structs.replace(part, key=self.key.for_member(self.key.names[number]), member=None)
             units.append(part)
         return units
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ def order_by_group(sizes: tuple[int, ...], groups: int) -> Index:
     return np.concatenate(shares, axis=1).reshape(-1).astype(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class MatrixView:
+class MatrixView(msgspec.Struct, frozen=True, eq=False):
     """A matrix of bit patterns whose elements are computed when they are read."""
 
     # Rows, columns.
@@ -44,8 +43,7 @@ class MatrixView:
         return cls((matrix.shape[0], matrix.shape[1]), lambda rows, columns: matrix[rows, columns])
 
 
-@dataclass(frozen=True, eq=False)
-class Change:
+class Change(msgspec.Struct, frozen=True, eq=False):
     """A cause that says what becomes of every element: of its place, or of its value."""
 
     # The cause, and how a sentence says it.
@@ -94,8 +92,7 @@ def map_elements(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class SamplePoints:
+class SamplePoints(msgspec.Struct, frozen=True, eq=False):
     """Positions at which a cause is tested first: some spread evenly, some where expected and actual differ."""
 
     rows: Index

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,13 +21,12 @@ NEAR = 8
 STALE = Cause("stale", "still the previous version")
 
 
-@dataclass
-class SiblingIndex:
+class SiblingIndex(msgspec.Struct):
     """Fingerprints of the same tensor in other layers and experts, computed when a layer is first needed."""
 
     input: DiagnosisInput
-    _known: dict[tuple[Any, ...], dict[bytes, list[int | None]]] = field(default_factory=dict)
-    _offsets: dict[int, None] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], dict[bytes, list[int | None]]] = msgspec.field(default_factory=dict)
+    _offsets: dict[int, None] = msgspec.field(default_factory=dict)
     _read: int = 0
 
     def experts_of(self, unit: MatrixPair, layer: int | None) -> list[int | None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from ckptcheck.checkpoint.components import EMBEDDING, HEAD
 from ckptcheck.checkpoint.layout import INDEX
@@ -34,8 +35,7 @@ FUSED = (
 """The members of fused tensors, in their order."""
 
 
-@dataclass(frozen=True)
-class TensorName:
+class TensorName(msgspec.Struct, frozen=True):
     """A parsed tensor name."""
 
     name: str

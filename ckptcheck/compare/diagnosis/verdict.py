@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis.inputs import TensorKey
@@ -14,8 +15,7 @@ actual tensor looks like it, but nothing can reproduce it. unknown: no cause fit
 ORDER: tuple[Confidence, ...] = ("exact", "rounded", "likely", "unknown")
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """Why a tensor differs."""
 
     # The kind of cause.
@@ -30,8 +30,7 @@ class Cause:
     expert: int | None = None
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """The causes that together explain one difference."""
 
     key: TensorKey
@@ -50,8 +49,7 @@ class Explanation:
         return max((cause.confidence for cause in self.causes), key=ORDER.index)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """One sentence about tensors that differ for the same reason."""
 
     # Codes; several if they explain the difference only together.

@@ -8,10 +8,10 @@ whose text counts columns of a slab of columns, or rows of a slab of rows, descr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -108,7 +108,7 @@ def _diagnose_slabs(
         slab_input = build_input((axis, slab, slabs), None if moved else remaining)
         slab_verdicts = {_identify(verdict) for verdict in diagnose(slab_input, remaining, most=len(remaining))}
         confirmed = [verdict for verdict in confirmed if _identify(verdict) in slab_verdicts]
-    return [replace(verdict, evidence=f"{verdict.evidence}, in each of {slabs} slabs") for verdict in confirmed]
+    return [structs.replace(verdict, evidence=f"{verdict.evidence}, in each of {slabs} slabs") for verdict in confirmed]
 
 
 def _identify(verdict: Verdict) -> tuple[tuple[str, ...], str, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -34,8 +34,7 @@ TASK_SLICES = 256
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PairSlice:
+class PairSlice(msgspec.Struct, frozen=True):
     """A rectangle of a pair of tensors that lies in one chunk on each side."""
 
     # Index of the pair.
@@ -48,14 +47,13 @@ class PairSlice:
     run: bool
 
 
-@dataclass
-class PassResult:
+class PassResult(msgspec.Struct):
     """The result of comparing all pairs."""
 
     # One for each pair.
     results: list[CompareResult]
     # Index of the pair → file that could not be read, and the reason.
-    unread: dict[int, tuple[str, str]] = field(default_factory=dict)
+    unread: dict[int, tuple[str, str]] = msgspec.field(default_factory=dict)
 
 
 class SliceResult(msgspec.Struct, array_like=True):

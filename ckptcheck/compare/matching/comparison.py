@@ -9,6 +9,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast, is_lossless_cast
@@ -33,8 +35,7 @@ ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
 """Parameters that every consumer keeps in F32 whatever the config says: rounding them routes tokens to other experts."""
 
 
-@dataclass(frozen=True)
-class UndeclaredCast:
+class UndeclaredCast(msgspec.Struct, frozen=True):
     """A tensor whose dtypes differ although no config declares the cast."""
 
     name: str
@@ -45,25 +46,24 @@ class UndeclaredCast:
     comparable: bool
 
 
-@dataclass
-class ValueDifferences:
+class ValueDifferences(msgspec.Struct):
     """The findings of reading both sides."""
 
     # Pairs that differ, how they were compared, and how they differ.
-    different: list[tuple[TensorPair, CompareSpec, CompareResult]] = field(default_factory=list)
+    different: list[tuple[TensorPair, CompareSpec, CompareResult]] = msgspec.field(default_factory=list)
     # Quantized pairs, their distance, and whether the quantized side is the first.
-    quantized: list[tuple[TensorPair, QuantizedDistance, bool]] = field(default_factory=list)
+    quantized: list[tuple[TensorPair, QuantizedDistance, bool]] = msgspec.field(default_factory=list)
     # Tensor or file → why it could not be read or compared.
-    unread: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = msgspec.field(default_factory=dict)
     # Norm whose weight was scaled → the readers whose columns were not, though those of others were.
-    half_smoothed: dict[str, list[str]] = field(default_factory=dict)
+    half_smoothed: dict[str, list[str]] = msgspec.field(default_factory=dict)
     # Norms whose weight was scaled, and whose readers all undo it.
-    smoothed: list[str] = field(default_factory=list)
+    smoothed: list[str] = msgspec.field(default_factory=list)
     # Matrices whose rows were scaled, which the columns of the matrix that reads their outputs undo.
-    scaled_outputs: list[str] = field(default_factory=list)
+    scaled_outputs: list[str] = msgspec.field(default_factory=list)
     # Where the residual stream is rotated: the matrices that follow, and those that do not → why.
-    rotated: list[str] = field(default_factory=list)
-    unrotated: dict[str, str] = field(default_factory=dict)
+    rotated: list[str] = msgspec.field(default_factory=list)
+    unrotated: dict[str, str] = msgspec.field(default_factory=dict)
 
     def describe_unrotated(self) -> list[tuple[str, list[str]]]:
         """Return why matrices do not follow the rotation of the others, and which."""
@@ -77,19 +77,18 @@ class ValueDifferences:
         ]
 
 
-@dataclass
-class _ClassifiedPairs:
+class _ClassifiedPairs(msgspec.Struct):
     """Matched pairs by how they can be compared."""
 
     # Pairs that are compared number by number, and how.
-    plain: list[tuple[TensorPair, CompareSpec]] = field(default_factory=list)
-    undeclared: list[UndeclaredCast] = field(default_factory=list)
+    plain: list[tuple[TensorPair, CompareSpec]] = msgspec.field(default_factory=list)
+    undeclared: list[UndeclaredCast] = msgspec.field(default_factory=list)
     # The weights that the adapter changes.
-    adapted: list[TensorPair] = field(default_factory=list)
+    adapted: list[TensorPair] = msgspec.field(default_factory=list)
     # A quantized weight and a dense one.
-    quantized: list[TensorPair] = field(default_factory=list)
+    quantized: list[TensorPair] = msgspec.field(default_factory=list)
     # Name → why the pair cannot be compared.
-    incomparable: dict[str, str] = field(default_factory=dict)
+    incomparable: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from ckptcheck.compare.bridge.family_table import split_tensor
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput, TensorBits, Verdict, diagnose
@@ -65,7 +67,9 @@ def diagnose_differences(comparison: Comparison) -> list[Verdict]:
         except UnreadableFile as error:
             raise EvidenceError(f"cannot read {error.file}: {error.reason}") from error
     return [
-        replace(verdict, tensors=tuple(dict.fromkeys(_compared_name(compared_names, name) for name in verdict.tensors)))
+        structs.replace(
+            verdict, tensors=tuple(dict.fromkeys(_compared_name(compared_names, name) for name in verdict.tensors))
+        )
         for verdict in verdicts
     ]
 

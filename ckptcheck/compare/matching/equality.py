@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.compare.matching.cast import canonicalize_nan, cast_patterns
 from ckptcheck.values.dtypes import FORMATS, decode
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(msgspec.Struct, frozen=True):
     """The equality that the user accepts."""
 
     # A dtype to which both sides are cast, "none", or "auto": the second side's own dtype where its config declares it, or
@@ -29,8 +29,7 @@ class Tolerance:
         return f"rtol {self.rtol:g}, atol {self.atol:g}" if self.rtol or self.atol else "bitwise"
 
 
-@dataclass(frozen=True)
-class CompareSpec:
+class CompareSpec(msgspec.Struct, frozen=True):
     """How a pair of tensors is compared.
 
     Equality is of bits: -0 differs from 0, and a NaN equals the same NaN (after a cast, any NaN). With a tolerance, numbers are
@@ -51,8 +50,7 @@ class CompareSpec:
         return self.first == self.second == self.target and not self.rtol and not self.atol
 
 
-@dataclass
-class CompareResult:
+class CompareResult(msgspec.Struct):
     """How the elements of a pair of tensors, or of a part of it, differ."""
 
     # Elements that were compared.

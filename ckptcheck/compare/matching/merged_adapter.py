@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.adapter import (
     LORA,
@@ -63,8 +64,7 @@ MERGE_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 Outcome = Literal["merged", "unmerged", "scaled", "misordered", "different", "too-small"]
 
 
-@dataclass(frozen=True)
-class ModuleMerge:
+class ModuleMerge(msgspec.Struct, frozen=True):
     """The fate of the adapter's update of one weight."""
 
     outcome: Outcome
@@ -320,7 +320,7 @@ def _measure_merge(
     if best.outcome == "different":
         for change in changes:
             if change.is_misordered and _measure_change(base, merged, change.factors, files).outcome == "merged":
-                return replace(best, outcome="misordered")
+                return structs.replace(best, outcome="misordered")
     return best
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry, find_original, split_tensor
@@ -24,8 +25,7 @@ LEAST_MOVED = 3
 """Tensors that a part under another prefix has at least: one or two names may agree by chance."""
 
 
-@dataclass(frozen=True)
-class TensorPair:
+class TensorPair(msgspec.Struct, frozen=True):
     """Two tensors, or parts of tensors, that should be equal."""
 
     # The plain Hugging Face name.
@@ -44,28 +44,27 @@ class TensorPair:
         return is_unknown or self.first.shape == self.second.shape
 
 
-@dataclass
-class MatchResult:
+class MatchResult(msgspec.Struct):
     """The account of every tensor of both sides."""
 
     # Pairs of equal shape, which are compared.
-    pairs: list[TensorPair] = field(default_factory=list)
+    pairs: list[TensorPair] = msgspec.field(default_factory=list)
     # Name → the other side's tensor that it duplicates; that pair is in `pairs` as well.
-    aliased: dict[str, str] = field(default_factory=dict)
+    aliased: dict[str, str] = msgspec.field(default_factory=dict)
     # Plain name → stored name, of tensors that only the first side has.
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = msgspec.field(default_factory=dict)
     # The same of tensors that only the second side has.
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = msgspec.field(default_factory=dict)
     # The same of heads that a critic has or lacks by design.
-    heads: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, str] = msgspec.field(default_factory=dict)
     # Pairs of unequal shape.
-    shape_mismatches: list[TensorPair] = field(default_factory=list)
+    shape_mismatches: list[TensorPair] = msgspec.field(default_factory=list)
     # (prefix in the first, prefix in the second) → names of tensors that only these tell apart.
-    moved: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    moved: dict[tuple[str, str], list[str]] = msgspec.field(default_factory=dict)
     # (side 0 or 1, stored name) → why the tensor does not fit the layout of the table.
-    layout_errors: dict[tuple[int, str], str] = field(default_factory=dict)
+    layout_errors: dict[tuple[int, str], str] = msgspec.field(default_factory=dict)
     # Plain name → rows of vocabulary padding that are left out.
-    padding_rows: dict[str, int] = field(default_factory=dict)
+    padding_rows: dict[str, int] = msgspec.field(default_factory=dict)
     # Pairs that a table or a rename brought together.
     bridged_count: int = 0
 

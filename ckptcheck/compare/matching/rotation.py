@@ -9,9 +9,9 @@ embedding is the same before and after, W·N·Eᵀ for a reader with its norm N,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -38,15 +38,14 @@ LEAST_CHANGE = 0.5
 """Relative change of the embedding from which it may be rotated; a random rotation makes 1.4."""
 
 
-@dataclass
-class Rotation:
+class Rotation(msgspec.Struct):
     """What was rotated with the embedding."""
 
     # Names of the matrices that follow, and of the tensors that differ only by the rotation.
-    consistent: list[str] = field(default_factory=list)
-    explained: set[str] = field(default_factory=set)
+    consistent: list[str] = msgspec.field(default_factory=list)
+    explained: set[str] = msgspec.field(default_factory=set)
     # Matrix that does not follow → why.
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def find_rotation(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ckptcheck.compare.bridge.family_table import NAME_NUMBER
@@ -54,8 +54,7 @@ ROUNDING = {"F64": 2.0**-21, "F32": 2.0**-21, "F16": 2.0**-9, "BF16": 2.0**-6}
 """Relative difference of norm × column that four roundings explain: of both numbers of the product on both sides."""
 
 
-@dataclass(frozen=True)
-class SmoothedNorm:
+class SmoothedNorm(msgspec.Struct, frozen=True):
     """A norm whose weight changed, and the matrices that read it."""
 
     pair: TensorPair
@@ -64,21 +63,20 @@ class SmoothedNorm:
     readers: tuple[TensorPair, ...]
 
 
-@dataclass
-class Smoothing:
+class Smoothing(msgspec.Struct):
     """What was scaled between the two sides, and what of it the matrices that follow undo."""
 
-    norms: list[SmoothedNorm] = field(default_factory=list)
+    norms: list[SmoothedNorm] = msgspec.field(default_factory=list)
     # Matrix → the one that reads its outputs, and the factor of each row.
-    rows: dict[str, tuple[str, NDArray[np.float64]]] = field(default_factory=dict)
+    rows: dict[str, tuple[str, NDArray[np.float64]]] = msgspec.field(default_factory=dict)
     # Norms whose readers all undo the change.
-    consistent: list[str] = field(default_factory=list)
+    consistent: list[str] = msgspec.field(default_factory=list)
     # Norm → the readers that do not undo it, though others do.
-    broken: dict[str, list[str]] = field(default_factory=dict)
+    broken: dict[str, list[str]] = msgspec.field(default_factory=dict)
     # Matrices whose scaled rows the matrix that follows undoes.
-    scaled_outputs: list[str] = field(default_factory=list)
+    scaled_outputs: list[str] = msgspec.field(default_factory=list)
     # Plain pairs that differ only by the smoothing: norms, their biases, and matrices.
-    explained: set[str] = field(default_factory=set)
+    explained: set[str] = msgspec.field(default_factory=set)
 
     @property
     def columns(self) -> dict[str, NDArray[np.float64]]:

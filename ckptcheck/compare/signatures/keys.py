@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.environment_files import require_plain_files
@@ -43,8 +44,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class SigningKey:
+class SigningKey(msgspec.Struct, frozen=True):
     """The signer. Exactly one of `private_key` and `keyless` is set."""
 
     private_key: Path | None = None
@@ -96,8 +96,7 @@ class SigningKey:
             ) from error
 
 
-@dataclass(frozen=True)
-class TrustedSigner:
+class TrustedSigner(msgspec.Struct, frozen=True):
     """The trusted signer. Exactly one of `public_key`, `certificate_chain` and `identity` is set."""
 
     public_key: Path | None = None

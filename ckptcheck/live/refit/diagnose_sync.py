@@ -10,6 +10,8 @@ from itertools import accumulate, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.observations import Key, RankDiagnosis, Sync, is_draft
@@ -196,7 +198,7 @@ def _name_step(verdict: Verdict, checkpoint: Path | None) -> Verdict:
     if checkpoint is None:
         return verdict
     version = f"the version of {checkpoint.name.replace('step', 'step ')}"
-    return replace(verdict, sentence=verdict.sentence.replace("the previous version", version))
+    return structs.replace(verdict, sentence=verdict.sentence.replace("the previous version", version))
 
 
 def _fetch(engine: Engine, rank: int, names: Sequence[str], path: Path) -> Checkpoint:

@@ -101,10 +101,16 @@ def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[Block, NDArray
 
 
 def find_bins(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
-    """Return the bin of each value between ascending edges; the outer ones take what is beyond them."""
+    """Return the bin of each finite value between evenly spaced edges, as `np.searchsorted` does; the outer ones take the rest."""
     import numpy as np
 
-    return np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 2)
+    last = len(edges) - 2
+    places = (values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))
+    found: NDArray[Any] = np.clip(places, 0, last, out=places).astype(np.intp)
+    # The division may round a value beside an edge to the wrong side of it.
+    found += values >= np.append(edges[1:-1], np.inf)[found]
+    found -= values < np.append(-np.inf, edges[1:-1])[found]
+    return found
 
 
 def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram | None:

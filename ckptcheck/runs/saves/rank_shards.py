@@ -13,6 +13,8 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from msgspec import structs
+
 from ckptcheck.checkpoint.components import Components
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.distributed_tensor import RankShard
@@ -110,7 +112,7 @@ def _join_copies(parts: list[FoundTensor], whole: TensorLayout) -> list[TensorLa
             copies.append([])
         (chunk,) = part.layout.chunks
         copies[number].append(FileChunk(part.shard.origin, chunk.shape, chunk.file, chunk.offset, chunk.strides))
-    return [replace(whole, chunks=tuple(chunks)) for chunks in copies]
+    return [structs.replace(whole, chunks=tuple(chunks)) for chunks in copies]
 
 
 def _join_parts(parts: list[FoundTensor]) -> TensorLayout | None:

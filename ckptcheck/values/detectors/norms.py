@@ -231,9 +231,10 @@ def _find_distances(ckpt: Checkpoint, block: list[str]) -> list[int]:
         usable = (len(raw) - phase) // width * width
         numbers = decode(dtype, np.frombuffer(raw[phase : phase + usable], FORMATS[dtype].unsigned))
         edges = np.flatnonzero(np.diff(np.concatenate(([0], numbers > 0, [0]))))
-        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            if length <= last - first <= length + MOST_CHANCE:
-                distances += [begin + phase + at * width - place for at in range(first, last - length + 1)]
+        runs = edges.reshape(-1, 2)  # of a matrix there are thousands, nearly all of them short
+        lengths = runs[:, 1] - runs[:, 0]
+        for first, last in runs[(lengths >= length) & (lengths <= length + MOST_CHANCE)].tolist():
+            distances += [begin + phase + at * width - place for at in range(first, last - length + 1)]
     return distances
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from math import nan, pi, sqrt
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.dtypes import FORMATS, decode
@@ -31,8 +32,7 @@ CANCELLATION_LIMIT = 1e-3
 """If the squared deviations are a smaller share of the sum of squares, a difference of sums in float32 loses them."""
 
 
-@dataclass(frozen=True)
-class RowStats:
+class RowStats(msgspec.Struct, frozen=True, dict=True):
     """Statistics with one float32 entry per row; an entry is NaN or Inf if the row holds any."""
 
     mean_abs: NDArray[np.float32]

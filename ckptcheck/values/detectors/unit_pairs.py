@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -73,8 +72,7 @@ Measure = tuple[float, tuple[float, ...]]
 """How many times more matching units point along each other than others, in all of the sample and in each eighth."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pair:
+class Pair(msgspec.Struct, frozen=True, eq=False):
     """Two matrices that meet in their units, in one layer."""
 
     sample: SampleSize

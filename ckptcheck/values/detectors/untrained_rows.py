@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.linter.evidence import remembered
@@ -38,8 +39,7 @@ SUSPECT_SHARE = 0.2
 """The same for the largest magnitude, which varies more from row to row. Rows above it are not read again."""
 
 
-@dataclass(frozen=True)
-class UntrainedRows:
+class UntrainedRows(msgspec.Struct, frozen=True, dict=True):
     """The untrained rows of one matrix."""
 
     ckpt: Checkpoint
@@ -185,7 +185,7 @@ def find_untrained_rows(ckpt: Checkpoint) -> list[UntrainedRows]:
         if find_blank_tensors(ckpt) >= set(parts) or _is_all_zero(ckpt, parts):
             continue
         # With a larger threshold, rows of almost one number count too, which `row_max` does not show.
-        has_loose_threshold = ckpt.options.identical > ScanOptions.identical
+        has_loose_threshold = ckpt.options.identical > ScanOptions().identical
         if not may_have_untrained_rows(ckpt, parts, ckpt.options.near_zero, SUSPECT_SHARE) and not has_loose_threshold:
             continue
         stats = compute_row_stats(ckpt, *parts, jobs=ckpt.jobs)

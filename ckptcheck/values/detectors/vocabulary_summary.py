@@ -99,7 +99,7 @@ def _count_rows(ckpt: Checkpoint, name: str, parts: tuple[str, ...]) -> tuple[Ro
     Raises Skip for packed dtypes, OSError if reading fails.
     """
     options = ckpt.options
-    has_loose_threshold = options.identical > ScanOptions.identical
+    has_loose_threshold = options.identical > ScanOptions().identical
     if not has_loose_threshold and not may_have_untrained_rows(ckpt, parts, options.near_zero, SUSPECT_SHARE):
         return None, (0, 0)
     known = next((matrix.stats for matrix in find_untrained_rows(ckpt) if matrix.name == name), None)

@@ -44,8 +44,7 @@ smoothing is overdone. AWQ's search on SmolLM2-135M (4 bits, groups of 64; scale
 1.7 times what rounding without smoothing costs; scales that span 25 without a reason leave 0.51, four times as much."""
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(msgspec.Struct, frozen=True):
     """What smoothing multiplies a dense weight by."""
 
     # Factor of each column, float64 [inputs], and of each row, float64 [outputs]; None for 1.
@@ -65,8 +64,7 @@ class Scaling:
         return (own if self.columns is None else own * self.columns).astype(np.float32)
 
 
-@dataclass
-class QuantizedDistance:
+class QuantizedDistance(msgspec.Struct):
     """How far a quantized weight is from the dense one."""
 
     elements: int = 0
