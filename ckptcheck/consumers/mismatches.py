@@ -157,15 +157,16 @@ def find_uncertain_mismatches(ckpt: Checkpoint) -> list[Mismatch]:
 
     It leaves out plain convolutions, which no consumer quantizes.
     """
+    uncertain = [mismatch for mismatch, is_certain in _judge_mismatches(ckpt) if not is_certain]
+    if not uncertain:
+        return []
     assert ckpt.quantization is not None
-    weights = {
-        module: storage.weight for module, storage in ckpt.quantization.storage_by_module.items() if storage.weight
-    }
+    stored = ckpt.quantization.storage_by_module
+    weights = (stored[mismatch.module].weight if mismatch.module in stored else None for mismatch in uncertain)
     return [
         mismatch
-        for mismatch, is_certain in _judge_mismatches(ckpt)
-        if not is_certain
-        and (mismatch.is_stored_quantized or mismatch.module not in weights or len(weights[mismatch.module].shape) == 2)
+        for mismatch, weight in zip(uncertain, weights, strict=True)
+        if mismatch.is_stored_quantized or weight is None or len(weight.shape) == 2
     ]
 
 
