@@ -125,6 +125,7 @@ def _pair_moved(
         for start in range(len(words) - 1):
             by_end.setdefault(".".join(words[start:]), []).append(name)
     moves: dict[tuple[str, ...], dict[str, str]] = {}
+    taken: set[str] = set()
     for name, (_, tensor) in ours.items():
         words = name.split(".")
         for start in range(len(words) - 1):
@@ -132,12 +133,13 @@ def _pair_moved(
             found = [other for other in by_end.get(end, ()) if theirs[other][1].shape == tensor.shape]
             if len(found) > 1:  # one in each layer, where a module of the layers has another name
                 found = [other for other in found if INDEX.findall(other) == INDEX.findall(name)]
-            if len(found) == 1:
+            if len(found) == 1 and found[0] not in taken:
                 prefixes = ".".join(words[:start]), found[0].removesuffix(end).removesuffix(".")
                 move = tuple(INDEX.sub("{}", f"{each}.") for each in prefixes)
                 moves.setdefault(move, {})[name] = found[0]
+                taken.add(found[0])
                 break
-    claimed = {name for pairs in moves.values() for pair in pairs.items() for name in pair}
+    claimed = taken.union(*moves.values())
     for (before, after), pairs in moves.items():
         if len(pairs) >= LEAST_MOVED:
             found_too = _follow(before, after, ours, theirs)

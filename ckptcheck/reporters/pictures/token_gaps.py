@@ -50,12 +50,12 @@ def sum_tokens(evidence: RolloutEvidence) -> TokenSums:
     """Sum up the compared tokens, of which there is at least one."""
     import numpy as np
 
-    least, most, places = _find_ends(evidence)
+    moments = evidence.metrics.moments
+    least, most, places = moments.logprob_min, max(moments.logprob_max, 0.0), moments.places
     # an odd number of bins, so that 0 lies in the middle of one
     bins = 2 * min(max(isqrt(evidence.metrics.tokens), 10), BINS // 2) + 1
     widest = min(WIDEST, max(evidence.metrics.abs_max, 1e-6))
     gap_edges = np.linspace(-widest, widest, bins + 1)
-    most = max(most, 0.0)
     logprob_edges = np.linspace(min(max(least, LOWEST), most - 1e-3), most, DENSITY_BINS + 1)
     width = (places - 1) // PLACES + 1
     firsts = range(0, places, width)
@@ -72,18 +72,6 @@ def sum_tokens(evidence: RolloutEvidence) -> TokenSums:
         for row, more in enumerate((counts, *summed)):
             points[row] = np.bincount(at, np.concatenate((points[row], more)))
     return TokenSums(gap_edges, gaps, logprob_edges, logprobs.reshape(DENSITY_BINS, DENSITY_BINS), width, points)
-
-
-def _find_ends(evidence: RolloutEvidence) -> tuple[float, float, int]:
-    """Return the least and the largest logprob of either side, and one more than the largest place in a response."""
-    ends, places = [], 1
-    for block, chosen, q, p in _compared_tokens(evidence):
-        ends += [q.min(), q.max(), p.min(), p.max()]
-        begins, counts, sequences, _ = block.split(chosen)
-        last = block.positions[chosen[begins + counts - 1]]
-        prompts = block.rollouts.prompt_lengths[block.first : block.last][sequences]
-        places = max(places, int((last - prompts).max()) + 1)
-    return float(min(ends)), float(max(ends)), places
 
 
 def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[Block, NDArray[Any], NDArray[Any], NDArray[Any]]]:

@@ -75,6 +75,12 @@ class Moments:
     """Smallest l."""
     log_max: float
     """Largest l."""
+    logprob_min: float
+    """Smallest logprob of either side."""
+    logprob_max: float
+    """Largest logprob of either side."""
+    places: int
+    """One more than the largest place in a response."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +221,16 @@ class _MetricSums:
         self._pieces = np.zeros((3, len(cuts))) if cuts is not None else None
         self.tokens = self._broken = 0
         self._of: dict[str, float] = {}
-        self._max = {"abs": 0.0, "prob": 0.0, "-abs": -inf, "-log": -inf, "log": -inf}
+        self._max = {
+            "abs": 0.0,
+            "prob": 0.0,
+            "-abs": -inf,
+            "-log": -inf,
+            "log": -inf,
+            "-logprob": -inf,
+            "logprob": -inf,
+        }
+        self._places = 1
         self._kept = np.empty(len(rollouts.tokens), np.float32)
         number = rollouts.sequence_count
         self._counts = np.zeros(number, np.int64)
@@ -240,11 +255,13 @@ class _MetricSums:
             abs_diff = np.abs(r)
             error, clipped = self._add(q, p, r)
             self._by_place(block, indices, abs_diff, r, error, clipped)
-            self._add_engine(block, indices, q)
+            self._by_sequence(block, indices, q)
             self._kept[self.tokens : self.tokens + len(indices)] = np.minimum(abs_diff, LARGEST)
         self.tokens += len(indices)
         self._max["abs"] = max(self._max["abs"], float(abs_diff.max()))
         self._max["-abs"] = max(self._max["-abs"], -float(abs_diff.min()))
+        self._max["-logprob"] = max(self._max["-logprob"], -float(q.min()), -float(p.min()))
+        self._max["logprob"] = max(self._max["logprob"], float(q.max()), float(p.max()))
         self._note_worst(block, indices, q, p, abs_diff)
 
     def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -320,12 +337,16 @@ class _MetricSums:
         for row, weights in enumerate((counts, summed[0], summed[1])):
             self._bins[row] += np.bincount(bins, weights, MOST_BINS)
 
-    def _add_engine(self, block: Block, indices: NDArray[Any], q: NDArray[Any]) -> None:
-        """Add to each sequence's sum of the engine's logprobs."""
+    def _by_sequence(self, block: Block, indices: NDArray[Any], q: NDArray[Any]) -> None:
+        """Add to each sequence's sum of the engine's logprobs, and note the last place that is compared."""
         import numpy as np
 
-        begins, _, sequences, _ = block.split(indices)
-        self._engine[block.first + sequences] += np.add.reduceat(q, begins)
+        begins, counts, sequences, _ = block.split(indices)
+        sequences = block.first + sequences
+        self._engine[sequences] += np.add.reduceat(q, begins)
+        prompts = block.rollouts.starts[sequences] + block.rollouts.prompt_lengths[sequences]
+        last = indices[begins + counts - 1] + block.token_slice.start
+        self._places = max(self._places, int((last - prompts).max()) + 1)
 
     def _note_worst(
         self, block: Block, indices: NDArray[Any], q: NDArray[Any], p: NDArray[Any], abs_diff: NDArray[Any]
@@ -409,6 +430,9 @@ class _MetricSums:
                 abs_min=-self._max["-abs"],
                 log_min=-self._max["-log"],
                 log_max=self._max["log"],
+                logprob_min=-self._max["-logprob"],
+                logprob_max=self._max["logprob"],
+                places=self._places,
             ),
             profile=tuple(
                 (0 if not bin_ else 1 << (bin_ - 1), int(count), total / count, r / count)

@@ -59,3 +59,14 @@ def test_a_module_of_every_layer_under_another_name(tmp_path: Path) -> None:
         "12 tensors of model.layers.{}.mlp are under model.layers.{}.feed_forward in the second checkpoint: "
         "loaders look for the first names"
     )
+
+
+def test_two_parts_that_may_be_the_same_one(tmp_path: Path) -> None:
+    """A copy that was left behind ends like the part itself; the other side's tensors are paired once."""
+    first = move(tmp_path / "a", "vision_tower.", "vision_tower.")
+    tensors = load_file(first / "model.safetensors")
+    copies = {f"old.{name}": value for name, value in tensors.items() if name.startswith("vision_tower.")}
+    save_file(tensors | copies, first / "model.safetensors", {"format": "pt"})
+    report = ckptcheck.diff(first, move(tmp_path / "b", "vision_tower.", "language_model.vision_tower."))
+    assert report.error is None
+    assert {finding.code for finding in report.findings} == {"CMP001"}
