@@ -89,7 +89,7 @@ def read_launch_script(
     document.lost = _find_lost_arguments(words, commands, files.name(path))
     document.notes += notes
     document.absent += [
-        Refusal(Leaf(None, word.text, word.file or files.name(path), word.line), note.rpartition(", ")[0], note=note)
+        Refusal(Leaf(None, word.text, word.file or files.name(path), word.line), note, note=note)
         for word, note in script.absent
     ]
     document.defaulted |= script.defaulted

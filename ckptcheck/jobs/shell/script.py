@@ -410,6 +410,11 @@ class _Reader(Expansion):
             self.script.arguments = list(words[2:])
         elif name == "set" and runs:
             self.set_options([word.text for word in words[1:]])
+        elif name in ("cd", "pushd", "popd") and runs is not False:
+            target = os.path.join(self.script.folder or "", expand_home(words[-1].text))
+            is_known = runs and len(words) > 1 and not words[-1].reason and os.path.isabs(target)
+            # A folder that is not here is one of another machine.
+            self.script.folder = target if is_known and os.path.isdir(target) else None
         elif name == "shift" and runs is not False:
             self.budget.spend(len(self.script.arguments) // 100, self.name)
             self.script.arguments = self.script.arguments[1:]
