@@ -80,12 +80,10 @@ def _takes_any(path: str, names: Mapping[str, object]) -> bool:
     return not isinstance(level, Mapping)
 
 
-def list_unknown_names(
-    document: Document, table: KeyNames, why: str, *, takes_sections: bool = False
-) -> Iterator[UnknownKey]:
-    """Yield each part of a key that no release of a framework has, once; with the key that it almost is, or else with `why`.
+def list_unknown_names(document: Document, table: KeyNames, why: str) -> Iterator[UnknownKey]:
+    """Yield each part of a key that no release of a framework has, once, with the key that it almost is, or else with `why`.
 
-    takes_sections: whether keys at the top that resemble none are the job's own.
+    why: what is said of a key that resembles none; "" leaves it out, as a program of the user's may read it.
     """
     seen = set()
     used = {key for leaf in document.leaves.values() for key in REFERENCE.findall(str(leaf.value))}
@@ -103,7 +101,7 @@ def list_unknown_names(
         is_other = bool(rest) and any(f"{other}.".startswith(f"{meant}.") for other in document.leaves)
         is_near = near and is_slip(name, near) and not (is_other and _takes_any(meant, table.names))
         seen.add(found[0])
-        if is_near or section or not takes_sections:
+        if is_near or why:
             yield UnknownKey(leaf, near=meant + rest) if is_near else UnknownKey(leaf, why)
 
 

@@ -120,7 +120,7 @@ def find_crowded_gpus(commands: Sequence[Command], trainer: Command, script_name
         if words is trainer and TRAINERS.match(begin) and not SERVERS.match(begin):
             first = (words.gpus or "0").partition(",")[0].strip()
             if first in running:
-                found["engine.on_trainer"] = Leaf(first, "GPU of both", place, words[0].line)
+                found["gpu.of_both"] = Leaf(first, "GPU of both", place, words[0].line)
         if not SERVERS.match(begin) or any(word.reason for word in words):
             continue
         try:
@@ -136,7 +136,7 @@ def find_crowded_gpus(commands: Sequence[Command], trainer: Command, script_name
             shares = [*running.get(gpu, ()), share]
             if round(sum(shares), 6) > 1 and all(shares) and len(shares) > 1:
                 total = round(sum(shares), 6)
-                found.setdefault("engine.shares", Leaf(total, "--gpu-memory-utilization", place, words[0].line))
+                found.setdefault("gpu.shares", Leaf(total, "--gpu-memory-utilization", place, words[0].line))
             if words.in_background:
                 running[gpu] = shares
     return found

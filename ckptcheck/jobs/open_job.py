@@ -172,19 +172,18 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
     ):
         return
     names = load_key_names(framework.name)
-    how = f"with the names of keys to {names.date}" if names else "with known keys, for typos"
+    how = (
+        f"with the names of keys to {names.date}" if framework.drops_unknown and names else "with known keys, for typos"
+    )
     job.keys_left = f"only compared {how}: {job.framework}'s configuration is not here"
     if names is None:
         return
-    reported = {id(unknown_key.leaf) for unknown_key in job.unknown_keys}
+    reported = {id(key.leaf) for key in job.unknown_keys if key.near or key.why or key.values}
     drops = framework.title if framework.drops_unknown else ""
-    why = f"no version of {job.framework} to {names.date} has such a key"
-    why += f", and {drops} drops it without a word" if drops else ""
+    why = f"no version of {job.framework} to {names.date} has such a key, and {drops} drops it without a word"
     found = [
         replace(unknown_key, dropped_by=drops if unknown_key.near else "")
-        for unknown_key in list_unknown_names(document, names, why, takes_sections=not drops)
-        # An override either adds its key on purpose, or is judged below, as is a file that is refused for it.
-        if unknown_key.near or (not framework.open_sections and (unknown_key.leaf.file or "").endswith(YAML))
+        for unknown_key in list_unknown_names(document, names, why if drops else "")
     ]
     slips = {id(unknown_key.leaf) for unknown_key in found}
     written: dict[str, Leaf] = {}
@@ -202,7 +201,10 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
         stops = f"{job.framework} stops at a key that it lacks"
     if written:
         found += [key for key in list_refused(written, names, job.framework, stops) if id(key.leaf) not in slips]
-    job.unknown_keys += [unknown_key for unknown_key in found if id(unknown_key.leaf) not in reported]
+    # What says more of a key replaces the reader's word that it does not know it.
+    told = {id(key.leaf) for key in found} - reported
+    job.unknown_keys = [key for key in job.unknown_keys if id(key.leaf) not in told]
+    job.unknown_keys += [key for key in found if id(key.leaf) in told]
 
 
 def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:

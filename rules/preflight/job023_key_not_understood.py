@@ -11,8 +11,8 @@ add some. One that is far from all of them is a warning where the program stops 
 place of a number is a warning.
 
 A key that resembles none is an info: a newer version, or a program of your own, may have it. Where neither the framework's own
-configuration is beside the job nor a table of its keys by release is in ckptcheck, keys are held against all names that its keys
-have had, and for slime and miles against similar names only; the first lines of the report say so (`keys`).
+configuration is beside the job nor a table of its keys by release is in ckptcheck, keys are only held against similar names, for
+ROLL against all names that its keys have had; the first lines of the report say so (`keys`).
 
 ## Why it matters
 - Some frameworks ignore a misspelt key, and what it should have set keeps its default.

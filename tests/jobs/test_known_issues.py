@@ -23,7 +23,7 @@ from tests.paths import ROOT
 
 FOLDERS = ROOT / "ckptcheck/frameworks"
 NAMES = sorted(file.parent.name.replace("_", "-") for file in FOLDERS.glob("*/known_issues.toml"))
-OF_SCRIPTS = {"engine.shares", "engine.on_trainer"}
+OF_SCRIPTS = {"gpu.shares", "gpu.of_both"}
 """Settings that only several commands of a script make; the cases of JOB060 have them."""
 ISSUES = [
     pytest.param(name, issue, id=f"{name}-{issue.source}")

@@ -71,7 +71,7 @@ PipelineRL · deepspeed → vllm TP2
   engine     vllm (no file names its version)
   files      job.yaml
   settings   N of the job, N defaults
-  keys       only compared with the names of keys to 2026-06-19: PipelineRL's configuration is not here
+  keys       only compared with known keys, for typos: PipelineRL's configuration is not here
 
   error   JOB002 temperature-mismatch
           job.yaml:7 finetune.rl.temperature

@@ -192,7 +192,7 @@ def _set_shares(job: Job, document: Document) -> None:
         leaf = next((each.leaf for each in reversed(found) if each is not None), kind.leaf)
         numbers = [share for share in shares if isinstance(share, (int, float))]
         if _read_devices(document, worker) & infer and len(numbers) == len(shares) and round(sum(numbers), 6) > 1:
-            job.settings["engine.shares"] = Setting(round(sum(numbers), 6), "set", "", leaf)
+            job.settings["gpu.shares"] = Setting(round(sum(numbers), 6), "set", "", leaf)
 
 
 FRAMEWORK = Framework(
