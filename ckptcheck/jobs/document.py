@@ -123,6 +123,8 @@ class Document:
     """Key → override that sets it without ``+``, as far as no composed configuration says whether the key exists."""
     gaps: dict[str, str] = field(default_factory=dict)
     """What of the configuration could not be read → why, and what to give; while there is one, no rule passes."""
+    crowded: dict[str, Leaf] = field(default_factory=dict)
+    """What the commands of a script put on one GPU together: name in `FIELDS` → value."""
     lost: LostArguments | None = None
     """The arguments after the end of a launch line that ends too early."""
     takes_flags: str = ""
@@ -227,6 +229,7 @@ class Document:
         self.ambiguous += other.ambiguous
         self.gaps |= other.gaps
         self.lost = other.lost or self.lost
+        self.crowded |= other.crowded
         self.takes_flags = other.takes_flags or self.takes_flags
 
     def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:

@@ -70,6 +70,8 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "engine.max_model_len": ("number", "tokens of prompt and response together"),
     "engine.logprobs": ("text", "raw or processed: before or after temperature, top-p and top-k"),
     "engine.memory": ("number", "share of a GPU's memory that it takes for weights and cache"),
+    "gpu.shares": ("number", "shares of one GPU's memory that all engines on it take together, where above 1"),
+    "gpu.of_both": ("text", "the trainer's first GPU, where a server in a process of its own runs there too"),
     "engine.world": ("number", "GPUs of all engines"),
     "engine.prefix_caching": ("flag", "keys and values of a prefix are reused by later requests"),
     "engine.async_scheduling": ("flag", "the next step is scheduled while this one runs"),

@@ -13,6 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import toml_file, yaml_file
 from ckptcheck.jobs.budget import CHARACTERS, WorkBudget
 from ckptcheck.jobs.document import Document, Leaf, is_hidden, read_text_file
+from ckptcheck.jobs.framework_version import leave_out_comments
 from ckptcheck.jobs.hydra.defaults_entry import read_package_header
 from ckptcheck.jobs.hydra.defaults_list import Composer, Config, ConfigFolders
 from ckptcheck.jobs.hydra.override import Override
@@ -203,7 +204,7 @@ class JobFiles:
             versions.update(find_pinned_versions(text, self.name(file)))
 
             def follow(word: Word, script: Script) -> bool:
-                sourced = self.beside_script(word.text, file.parent)
+                sourced = self.beside_script(word.text, file.parent, script.folder)
                 place = f"which {self.name(file)}:{word.line} sources"
                 if word.reason or not word.text:
                     notes.append(f"a file is not read, {place}: {clip(word.reason, 200) or 'it has no name'}")
@@ -212,10 +213,14 @@ class JobFiles:
                     if sourced.name != "activate":  # that of a virtual environment sets nothing that a job uses
                         script.missing.append(f"{clip(word.text)}, {place}, may hold secrets and is not read")
                 elif not os.path.isfile(sourced):
-                    notes.append(f"{self.name(sourced)}, {place}, does not exist")
+                    is_relative = not (script.folder or os.path.isabs(expand_home(word.text)))
+                    looked = "is not in the script's folder, the four above it or the working folder"
+                    name = word.text if is_relative else self.name(sourced)
+                    notes.append(f"{clip(name)}, {place}, {looked if is_relative else 'does not exist'}")
                     script.missing.append(notes[-1])
-                    # A folder that is not here either is one of another machine.
-                    return not sourced.parent.is_dir()
+                    # A folder that is not here either is one of another machine, unless the script's own leads to it.
+                    leads = str(sourced).startswith((script.folder or "\0", str(real_path(file.parent))))
+                    return script.folder is None or not (is_relative or leads or sourced.parent.is_dir())
                 elif depth < DEEPEST:
                     read_script(sourced, self.name(sourced), script, depth + 1)
                 return True
@@ -242,9 +247,14 @@ class JobFiles:
         """Return what a command in ``$(…)`` prints: a Python script that prints a model's flags, as miles has them."""
         return print_model_arguments(words, self)
 
-    def beside_script(self, name: str, start: Path) -> Path:
-        """Return the file that a script sources: relative to its folder, or to one of those above it."""
+    def beside_script(self, name: str, start: Path, changed: str | None = "") -> Path:
+        """Return the file that a script sources: relative to its folder, or to one of those above it.
+
+        changed: the folder to which the script changed before, and the only one then; "" or None for none that is known.
+        """
         name = expand_home(name)
+        if changed:
+            return Path(changed) / name
         return next(
             (found for found in (start / name, self.beside(name, start)) if found and os.path.isfile(found)),
             start / name,
@@ -280,6 +290,7 @@ def find_pinned_versions(text: str, name: str) -> dict[str, Leaf]:
     name: the file as the report names it.
     """
     versions = {}
+    text = leave_out_comments(text)
     for package, pattern in PINNED.items():
         if match := pattern.search(text):
             version = next(group for group in match.groups() if group)

@@ -82,6 +82,8 @@ class Framework:
     """Sets the fields that depend on more than one key; called after `sources` are read."""
     is_hydra: bool = False
     """Whether Hydra or its parser of overrides reads the command line, and refuses what it does not take."""
+    drops_unknown: bool = False
+    """Whether the framework drops keys that it does not have without a word; for those with a table of names."""
     open_sections: tuple[str, ...] = ()
     """Where the framework stops at a key that it does not have: the sections that take any key, each with its dot."""
     fork: Callable[[Document, Path], str] = lambda document, folder: ""

@@ -21,6 +21,9 @@ TAG = re.compile(r"(?:^|verl)v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:$|[-.](?!\d)
 """The version or the date in an image's tag: v0.5.0, app-verl0.5-…, nightly-dev-20260801a."""
 PROJECT_FILES = (".git", "pyproject.toml", "setup.py")
 """What the top folder of a project has, to which files that pin packages are looked for."""
+COMMENT = re.compile(r"^# /// script$(?s:.*?)^# ///$|(?:^|(?<=[ \t]))#(?!SBATCH|PBS|BSUB).*", re.MULTILINE)
+"""A comment, or the block of a Python script that names what it depends on (PEP 723); schedulers read some comments too."""
+DOCSTRING = re.compile(r"\A(?:\s|#.*\n)*(\"\"\"|''')(?s:.*?)\1")
 OWN = re.compile(r"^__version__\s*=\s*[\"'](\d[\w.+-]*)[\"']", re.MULTILINE)
 NUMBERED = re.compile(r"MAJOR = (\d+)\s+MINOR = (\d+)\s+PATCH = (\d+)")
 
@@ -53,6 +56,7 @@ def search_version(table: Table, text: str, name: str, *, is_own: bool = False) 
         name: The file as the report names it.
         is_own: Whether the file is one in which the framework's own checkout keeps its version.
     """
+    text = leave_out_comments(text)
     if is_own and (match := NUMBERED.search(text)):
         return FrameworkVersion(".".join(match.groups()), name)
     if is_own and (match := OWN.search(text)):
@@ -72,6 +76,16 @@ def search_version(table: Table, text: str, name: str, *, is_own: bool = False) 
             if version:
                 return FrameworkVersion(version, f"{name}:{text.count(chr(10), 0, match.start()) + 1}")
     return None
+
+
+def leave_out_comments(text: str) -> str:
+    r"""Return a text without its comments, in as many lines: what they say of versions need not be so.
+
+    >>> leave_out_comments("pip install vllm==0.17.1  # not vllm==0.18.0\n#SBATCH --time 1:0\n# verl==0.7.0")
+    'pip install vllm==0.17.1  \n#SBATCH --time 1:0\n'
+    """
+    text = COMMENT.sub(lambda match: match[0] if match[0].startswith("# ///") else "", text)
+    return DOCSTRING.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
 @cache
@@ -123,7 +137,9 @@ def find_pin_around(pattern: re.Pattern[str], folder: Path) -> str:
         folder: The job's folder.
     """
     for file in list_pin_files([folder, *real_path(folder).parents][: HIGHEST + 1]):
-        found = {group for match in pattern.finditer(_read(file)) for group in match.groups() if group}
+        found = {
+            group for match in pattern.finditer(leave_out_comments(_read(file))) for group in match.groups() if group
+        }
         if len(found) == 1:
             return found.pop()
     return ""

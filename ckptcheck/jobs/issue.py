@@ -33,12 +33,15 @@ class Issue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     It goes wrong where `part` does not fit.
     """
-    part: dict[str, int] = {}
+    part: dict[str, int | float] = {}
     """The keys of the other product."""
     among: dict[str, int] = {}
     """Keys by whose product that of `whole` is divided first, rounded down: ranks that share it."""
-    fits: Literal["a divisor", "at most", "equal", "sum at most"] = "a divisor"
-    """How the framework asserts that `part` fits `whole`; with ``sum at most`` the sum of `part` counts, not its product."""
+    fits: Literal["a divisor", "at most", "equal", "sum at most", "shares"] = "a divisor"
+    """How the framework asserts that `part` fits `whole`; with ``sum at most`` the sum of `part` counts, not its product.
+
+    The sum of ``shares`` is at most 1: each is a share of the same memory, and there is no `whole`.
+    """
     severity: Literal["error", "warning", "info"] = "error"
     """error: the program stops, or computes something its user did not mean."""
     hint: str = ""

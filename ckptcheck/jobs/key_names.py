@@ -80,8 +80,11 @@ def _takes_any(path: str, names: Mapping[str, object]) -> bool:
     return not isinstance(level, Mapping)
 
 
-def list_slips(document: Document, table: KeyNames) -> Iterator[UnknownKey]:
-    """Yield each part of a key that is almost one of the framework's, once."""
+def list_unknown_names(document: Document, table: KeyNames, why: str) -> Iterator[UnknownKey]:
+    """Yield each part of a key that no release of a framework has, once, with the key that it almost is, or else with `why`.
+
+    why: what is said of a key that resembles none; "" leaves it out, as a program of the user's may read it.
+    """
     seen = set()
     used = {key for leaf in document.leaves.values() for key in REFERENCE.findall(str(leaf.value))}
     for path, leaf in document.leaves.items():
@@ -96,9 +99,10 @@ def list_slips(document: Document, table: KeyNames) -> Iterator[UnknownKey]:
         rest = path[len(found[0]) :]
         # Who writes both of two sections with any keys means both.
         is_other = bool(rest) and any(f"{other}.".startswith(f"{meant}.") for other in document.leaves)
-        if near and is_slip(name, near) and not (is_other and _takes_any(meant, table.names)):
-            seen.add(found[0])
-            yield UnknownKey(leaf, near=meant + rest)
+        is_near = near and is_slip(name, near) and not (is_other and _takes_any(meant, table.names))
+        seen.add(found[0])
+        if is_near or why:
+            yield UnknownKey(leaf, near=meant + rest) if is_near else UnknownKey(leaf, why)
 
 
 def list_refused(overrides: Mapping[str, Leaf], table: KeyNames, title: str, stops: str) -> Iterator[UnknownKey]:

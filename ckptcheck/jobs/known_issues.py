@@ -148,7 +148,7 @@ def _meet(
         if setting.is_known and (setting.value or UNWRITTEN not in _list_wanted(wanted)):
             key = setting.leaf.key.lstrip("-") if setting.leaf is not None else name
             described.append(f"{key} {shown(setting.value)} ({setting.place})")
-    if issue.whole:
+    if issue.part:
         sizes = _compare_sizes(job, issue, find_key, reasons)
         if sizes is None:
             return None
@@ -181,9 +181,10 @@ def _compare_sizes(
     """
     described: list[str] = []
     leaves: list[Leaf] = []
-    products = []
+    products: list[int | float] = []
+    are_shares = issue.fits == "shares"
     for sizes in (issue.part, issue.whole, issue.among):
-        numbers = []
+        numbers: list[int | float] = []
         for name, default in sizes.items():
             setting = _find_setting(job, name, find_key)
             if setting.status == "unresolved":
@@ -192,15 +193,18 @@ def _compare_sizes(
             size = coerce(setting.value, "number") if setting.is_known else default
             if isinstance(size, float) and size.is_integer():
                 size = int(size)
-            if not isinstance(size, int) or size < 1:
+            kinds = (int, float) if are_shares else int
+            if not isinstance(size, kinds) or size <= 0 or (are_shares and size > 1):
                 return None
             numbers.append(size)
             if setting.leaf is not None:
                 leaves.append(setting.leaf)
                 described.append(f"{setting.leaf.key.lstrip('-')} {size} ({setting.place})")
-            elif size != 1:
+            elif size != 1 or are_shares:
                 described.append(f"{name} {size} ({setting.place if setting.is_known else 'default'})")
-        products.append(sum(numbers) if issue.fits == "sum at most" and sizes is issue.part else prod(numbers))
+        is_sum = issue.fits in ("sum at most", "shares") and sizes is issue.part
+        # 0.7 + 0.2 + 0.1 is more than 1 by rounding.
+        products.append(round(sum(numbers), 6) if is_sum else prod(numbers))
     part, whole, ranks = products
     whole //= ranks
     fit = {"a divisor": whole % part == 0, "equal": part == whole}.get(issue.fits, part <= whole)

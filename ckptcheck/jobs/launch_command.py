@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from ckptcheck.jobs.engine_flags import SHORT
 from ckptcheck.jobs.files import YAML, JobFiles
 from ckptcheck.jobs.framework import Framework
 from ckptcheck.jobs.hydra.launch_line import compose_launch, find_arguments, takes_new_keys
-from ckptcheck.jobs.shell.word import MARK, Word
+from ckptcheck.jobs.shell.word import MARK, Command, Word
 
 CONFIG_FILE = ("--config", "--config-file")
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
@@ -84,6 +85,67 @@ def read_engine_command(
             document.engine_script = " ".join(word.text for word in words[:start])
             launch.flags(words[start:], document, script_name, prefix="server.")
             return
+
+
+SERVERS = re.compile(
+    r"(?:nohup |exec )?(?:\S*/)?(?:vllm serve|trl vllm-serve|python3? -m vllm\.entrypoints\.openai\.api_server)\b"
+)
+TRAINERS = re.compile(r"(?:nohup |exec )?(?:\S*/)?(?:accelerate|torchrun|deepspeed|python3?|trl)\b")
+"""Starts of commands that run here: one behind ``ssh``, ``srun`` or ``docker`` may be for another machine."""
+ENDS = ("kill", "pkill", "killall", "wait", "exit")
+"""Commands after which a server that was started before may be gone."""
+DEFAULT_SHARE = 0.9
+"""gpu_memory_utilization of vLLM before 0.21; later releases take a little more (vllm/config/cache.py)."""
+SIZES = {"tensor-parallel-size": "-tp", "pipeline-parallel-size": "-pp", "data-parallel-size": "-dp"}
+WITHOUT_SHARE = ("--enable-sleep-mode", "--kv-cache-memory-bytes", "--kv-cache-memory")
+MOST_GPUS = 64
+"""GPUs of a machine that are counted."""
+
+
+def find_crowded_gpus(commands: Sequence[Command], trainer: Command, script_name: str) -> dict[str, Leaf]:
+    """Return what the commands of a script put on one GPU together, as settings of `FIELDS`.
+
+    The sum of the shares of its memory that vLLM's servers take, where it is above 1, and whether the first GPU of the trainer is
+    one of a server. Servers count that run at the same time for certain, and whose shares, sizes and GPUs are known.
+    """
+    running: dict[str, list[float]] = {}
+    found: dict[str, Leaf] = {}
+    for words in commands:
+        if words[0].text in ENDS:
+            running.clear()
+        begin = " ".join(word.text for word in words[:4])
+        place = words[0].file or script_name
+        if not words.runs or words.gpus is None:
+            continue
+        if words is trainer and TRAINERS.match(begin) and not SERVERS.match(begin):
+            first = (words.gpus or "0").partition(",")[0].strip()
+            if first in running:
+                found["gpu.of_both"] = Leaf(first, "GPU of both", place, words[0].line)
+        if not SERVERS.match(begin) or any(word.reason for word in words):
+            continue
+        try:
+            share = _read_number(words, DEFAULT_SHARE, "gpu-memory-utilization")
+            ranks = int(prod(_read_number(words, 1, name, short) for name, short in SIZES.items()))
+        except ValueError:
+            continue
+        if any(word.text.partition("=")[0].replace("_", "-") in WITHOUT_SHARE for word in words):
+            share = 0
+        # Without CUDA_VISIBLE_DEVICES the first GPUs of the machine are taken.
+        gpus = (words.gpus or ",".join(map(str, range(min(ranks, MOST_GPUS))))).split(",")[:ranks]
+        for gpu in map(str.strip, gpus):
+            shares = [*running.get(gpu, ()), share]
+            if round(sum(shares), 6) > 1 and all(shares) and len(shares) > 1:
+                total = round(sum(shares), 6)
+                found.setdefault("gpu.shares", Leaf(total, "--gpu-memory-utilization", place, words[0].line))
+            if words.in_background:
+                running[gpu] = shares
+    return found
+
+
+def _read_number(words: Sequence[Word], default: float, name: str, short: str = "") -> float:
+    """Return the number that an option gives, written with dashes or underscores. Raises ValueError for what is none."""
+    found = launch.option(words, f"--{name}", f"--{name.replace('-', '_')}", *([short] if short else []))
+    return default if found is None else float(found.text)
 
 
 def find_program(words: Sequence[Word], own: re.Pattern[str] | None = None) -> int:

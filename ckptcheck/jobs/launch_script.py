@@ -12,7 +12,7 @@ from ckptcheck.jobs import launch, yaml_file
 from ckptcheck.jobs.document import Document, Leaf, LostArguments, Refusal, read_text_file
 from ckptcheck.jobs.files import YAML, JobFiles
 from ckptcheck.jobs.framework import Framework
-from ckptcheck.jobs.launch_command import CONFIG_FILE, read_engine_command, read_launch_command
+from ckptcheck.jobs.launch_command import CONFIG_FILE, find_crowded_gpus, read_engine_command, read_launch_command
 from ckptcheck.jobs.python_source.python_job import read_python_job
 from ckptcheck.jobs.shell import script as shell_script
 from ckptcheck.jobs.shell.expansion import Script
@@ -87,9 +87,10 @@ def read_launch_script(
     }
     document.environment = exports | document.environment
     document.lost = _find_lost_arguments(words, commands, files.name(path))
+    document.crowded = find_crowded_gpus(script.commands, words, files.name(path))
     document.notes += notes
     document.absent += [
-        Refusal(Leaf(None, word.text, word.file or files.name(path), word.line), note.rpartition(", ")[0], note=note)
+        Refusal(Leaf(None, word.text, word.file or files.name(path), word.line), note, note=note)
         for word, note in script.absent
     ]
     document.defaulted |= script.defaulted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ckptcheck.jobs.files import PINNED, SHELL, TOML, YAML, JobFiles, find_envir
 from ckptcheck.jobs.framework import Framework, environment_flag, fill_job, find_closest_name
 from ckptcheck.jobs.framework_version import find_framework_version, find_pin_around
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
-from ckptcheck.jobs.key_names import list_refused, list_slips, list_unread_keys, load_key_names
+from ckptcheck.jobs.key_names import list_refused, list_unknown_names, list_unread_keys, load_key_names
 from ckptcheck.jobs.known_issues import find_met_issues, list_wrong_values
 from ckptcheck.jobs.launch_script import read_launch_script
 from ckptcheck.jobs.live_arguments import MEMORY_FAULT, SUGGESTIONS, isolate_memory_fault, suggest_commands
@@ -152,6 +153,7 @@ def _read_job(
     if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
+    job.settings |= {name: Setting(leaf.value, "set", "", leaf) for name, leaf in document.crowded.items()}
     table = reader.fork(document, paths[0].parent) or reader.name
     named = {id(unknown_key.leaf) for unknown_key in job.unknown_keys if unknown_key.values}
     job.unknown_keys += [found for found in list_wrong_values(job, document, table) if id(found.leaf) not in named]
@@ -170,11 +172,19 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
     ):
         return
     names = load_key_names(framework.name)
-    job.keys_left = f"only compared with known keys, for typos: {job.framework}'s configuration is not here"
+    how = (
+        f"with the names of keys to {names.date}" if framework.drops_unknown and names else "with known keys, for typos"
+    )
+    job.keys_left = f"only compared {how}: {job.framework}'s configuration is not here"
     if names is None:
         return
-    reported = {id(unknown_key.leaf) for unknown_key in job.unknown_keys}
-    found = list(list_slips(document, names))
+    reported = {id(key.leaf) for key in job.unknown_keys if key.near or key.why or key.values}
+    drops = framework.title if framework.drops_unknown else ""
+    why = f"no version of {job.framework} to {names.date} has such a key, and {drops} drops it without a word"
+    found = [
+        replace(unknown_key, dropped_by=drops if unknown_key.near else "")
+        for unknown_key in list_unknown_names(document, names, why if drops else "")
+    ]
     slips = {id(unknown_key.leaf) for unknown_key in found}
     written: dict[str, Leaf] = {}
     if framework.is_hydra:
@@ -191,7 +201,10 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
         stops = f"{job.framework} stops at a key that it lacks"
     if written:
         found += [key for key in list_refused(written, names, job.framework, stops) if id(key.leaf) not in slips]
-    job.unknown_keys += [unknown_key for unknown_key in found if id(unknown_key.leaf) not in reported]
+    # What says more of a key replaces the reader's word that it does not know it.
+    told = {id(key.leaf) for key in found} - reported
+    job.unknown_keys = [key for key in job.unknown_keys if id(key.leaf) not in told]
+    job.unknown_keys += [key for key in found if id(key.leaf) in told]
 
 
 def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:

@@ -3,15 +3,16 @@
 ## What it checks
 Keys are keys that the framework or the engine has, and hold values that it takes. A key that is almost one of them, but for a
 letter or two, is a warning, as is one at which the job stops because no version has it. It says what the program does with such a
-key where that is known: slime, miles and TRL's own scripts drop it, SkyRL, AReaL and open-instruct stop at it.
+key where that is known: slime, miles, ROLL and TRL's own scripts drop it, SkyRL, AReaL and open-instruct stop at it.
 
 Of about 150 keys that take a name all values are known, from all releases (`[values]` in the `known_issues.toml` of each framework
 and engine). A value that is almost one of them is an error where the program stops at all others, and a warning where a plugin may
 add some. One that is far from all of them is a warning where the program stops at it: it may be that of a newer version. A word in
 place of a number is a warning.
 
-Where neither the framework's own configuration is beside the job nor a table of all its keys is in ckptcheck, other keys are not
-checked; the first lines of the report say so (`keys`).
+A key that resembles none is an info: a newer version, or a program of your own, may have it. Where neither the framework's own
+configuration is beside the job nor a table of its keys by release is in ckptcheck, keys are only held against similar names, for
+ROLL against all names that its keys have had; the first lines of the report say so (`keys`).
 
 ## Why it matters
 - Some frameworks ignore a misspelt key, and what it should have set keeps its default.
@@ -84,16 +85,15 @@ def check(job: Job) -> Iterator[Problem]:
         )
     if not unknown_keys:
         return
-    parts = []
+    by_reason: dict[str, list[str]] = {}
     for unknown_key in unknown_keys[:MOST]:
         line = f":{unknown_key.leaf.line}" if unknown_key.leaf.line else ""
         place = f" ({unknown_key.leaf.file}{line})" if unknown_key.leaf.file else ""
-        why = f": {unknown_key.why}" if unknown_key.why else ""
-        if not why and unknown_key.near:
-            why = f": did you mean {unknown_key.near}?"
-        parts.append(f"{clip(unknown_key.leaf.key)}{place}{why}")
-    rest = len(unknown_keys) - len(parts)
-    more = f", and {rest} more" if rest else ""
+        why = unknown_key.why or (f"did you mean {unknown_key.near}?" if unknown_key.near else "")
+        by_reason.setdefault(why, []).append(f"{clip(unknown_key.leaf.key)}{place}")
+    parts = [f"{', '.join(keys)}{why and ': '}{why}" for why, keys in by_reason.items()]
+    rest = len(unknown_keys) - MOST
+    more = f"; and {rest} more" if rest > 0 else ""
     first = unknown_keys[0].leaf
     yield Problem(
         f"ckptcheck does not understand {count(len(unknown_keys), 'setting')}: {'; '.join(parts)}{more}",

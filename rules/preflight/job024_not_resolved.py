@@ -11,7 +11,9 @@ that need it.
 Run ckptcheck where the files are. Give variables with `--env NAME=VALUE`, since ckptcheck does not read those of its own
 environment, and other values after the file: `ckptcheck preflight job.yaml a.b=1`.
 
-A sourced file that is missing stops a script with `set -e`: an error, where its folder is on this machine.
+A sourced file that is missing stops a script with `set -e`: an error, where its folder is on this machine, or the script leads to
+it from its own (`cd "$(dirname "$0")"`). A relative path depends on the folder from which the script is started, so that one found
+nowhere near the script is a warning.
 
 ## When it can be wrong
 It is not a fault of the job. A file that another program writes before the job starts: `--ignore JOB024`.
@@ -42,12 +44,17 @@ def check(job: Job) -> Iterator[Problem]:
         if setting.status == "unresolved" and setting.leaf and not DATE.match(setting.source)
     }
     for refusal in job.absent:
+        is_decided = refusal.note.endswith("does not exist")
+        stops = "the script stops there (set -e)"
         yield Problem(
-            f"{refusal.why}, does not exist: the script stops there (set -e)",
+            f"{refusal.note}: {stops}"
+            + ("" if is_decided else ", unless it is started from a folder that has the file"),
             file=refusal.leaf.file,
             line=refusal.leaf.line,
-            severity="error",
-            hint="correct the path, or put the file there",
+            severity="error" if is_decided else "warning",
+            hint="correct the path, or put the file there"
+            if is_decided
+            else 'put cd "$(dirname "$0")" before it, or correct the path',
         )
     told = {refusal.note for refusal in (*job.absent, *job.refusals)}
     parts = [f"{clip(key)}: {setting.source}" for key, (setting, _) in unresolved.items()]

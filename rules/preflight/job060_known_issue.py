@@ -4,7 +4,14 @@
 The tables `known_issues.toml` in the folders of `ckptcheck/frameworks`: each issue names the settings, the
 versions of the framework or the engine in which it is so, what happens, and the public issue or the commit that says so. Some are
 arithmetic that a framework asserts (the engine's parallel sizes against the GPUs, batches against groups), with its place in the
-code. Where the job's version is not known, an issue that a later version mends is skipped, with the option that gives the version.
+code.
+
+Shares of one GPU's memory: those of vLLM's servers that one script starts on it, and of the engines of the policy and of a reward
+model in verl and ROLL, are 1 together at most, as vLLM stops where less than its share is free. How much a trainer needs is not
+known, so that an engine beside it that never sleeps is a warning from nine tenths on. SGLang takes a share of what is free when it
+starts, and asserts no sum.
+
+Where the job's version is not known, an issue that a later version mends is skipped, with the option that gives the version.
 
 ## Why it matters
 Such a job often starts and trains: a loss that leaves the correction out, a reference that a resume replaces, a loader that starts

@@ -72,8 +72,10 @@ def test_a_mistake_is_named_with_its_line(folder: Path, mutation: dict[str, Any]
     text = job.read_text(encoding="utf-8")
     assert text.count(mutation["old"]) == 1, "the mutation changes one place"
     text = text.replace(mutation["old"], mutation["new"])
-    for old, new in mutation.get("also", []):
-        assert text.count(old) == 1, "so does each further one"
-        text = text.replace(old, new)
     job.write_text(text, encoding="utf-8")
+    for *other, old, new in mutation.get("also", []):
+        file = tmp_path / other[0] if other else job
+        text = file.read_text(encoding="utf-8")
+        assert text.count(old) == 1, "so does each further one"
+        file.write_text(text.replace(old, new), encoding="utf-8")
     assert list_findings(preflight(tmp_path / mutation["job"])) == sorted(mutation["expect"])

@@ -12,7 +12,7 @@ from ckptcheck.frameworks.open_instruct import preflight as open_instruct
 from ckptcheck.frameworks.skyrl import preflight as skyrl
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.framework import FieldSource
-from ckptcheck.jobs.key_names import find_unknown_part, list_slips, load_key_names
+from ckptcheck.jobs.key_names import find_unknown_part, list_unknown_names, load_key_names
 from ckptcheck.jobs.key_table import load_key_table
 from ckptcheck.jobs.open_job import list_frameworks, open_job
 from tests.paths import ROOT
@@ -39,7 +39,7 @@ def test_no_key_of_a_reader_is_a_slip(name: str) -> None:
     assert table is not None
     paths = {path for source in reader.sources.values() for path in source.paths}
     document = Document({path: Leaf(1, path) for path in paths})
-    assert [slip.near for slip in list_slips(document, table)] == []
+    assert [found.near for found in list_unknown_names(document, table, "why") if found.near] == []
     assert sum(find_unknown_part(path, table.names) is None for path in paths) > len(paths) * 0.75
 
 
@@ -139,4 +139,4 @@ def test_a_slip_is_a_letter_or_two_and_no_key_of_the_jobs_own(leaves: dict[str, 
     table = load_key_names("roll")
     assert table is not None
     document = Document({path: Leaf(value, path) for path, value in leaves.items()})
-    assert [slip.near for slip in list_slips(document, table)] == near
+    assert [found.near for found in list_unknown_names(document, table, "why") if found.near] == near

@@ -1,7 +1,7 @@
 """Reads AReaL's jobs: an experiment's YAML, and ``python train.py --config FILE a.b=c``.
 
-Keys and defaults, release by release: ``keys.json``, learned from ``areal/api/cli_args.py`` of inclusionAI/AReaL up to
-4aef98d8d (May 2026). A job is read by the newest release that knows the most of its keys.
+Keys and defaults, release by release: ``keys.json``, learned from ``areal/api/cli_args.py`` of areal-project/AReaL up to
+cbff54d64 (August 2026, after 2.0.0). A job is read by the newest release that knows the most of its keys.
 
 What the settings do, at 4aef98d8d:
 

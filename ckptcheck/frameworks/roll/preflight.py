@@ -97,6 +97,7 @@ SOURCES = {
 }
 DEVICES = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
 """ROLL's notation for a range of GPUs: ``list(range(0, 8))``."""
+MOST_GPUS = 100_000
 
 
 def _finish(job: Job, document: Document) -> None:
@@ -139,6 +140,7 @@ def _finish(job: Job, document: Document) -> None:
     if not document.has(CRITIC):
         job.settings["critic.enabled"] = Setting(False, "set")
     remove_unused_critic(job)
+    _set_shares(job, document)
     if not document.has(INFER) and not job.is_incomplete:
         # Supervised training, DPO and distillation from a file sample nothing.
         remove_settings(job, "engine.", "rollout.", "algorithm.", "update.")
@@ -158,6 +160,41 @@ def _finish(job: Job, document: Document) -> None:
             job.settings["algorithm.weight"] = derive_setting(kind, level)
 
 
+def _read_devices(document: Document, worker: str) -> frozenset[int]:
+    """Return the GPUs of a cluster of workers; none where they are not written as a range."""
+    devices = resolve(document, f"{worker}.device_mapping")
+    match = DEVICES.fullmatch(str(devices.value)) if devices is not None else None
+    return (
+        frozenset(range(int(match[1][:9]), min(int(match[2][:9]), int(match[1][:9]) + MOST_GPUS)))
+        if match
+        else frozenset()
+    )
+
+
+def _set_shares(job: Job, document: Document) -> None:
+    """Set the share of a GPU that the engines of the policy and of a reward model take together.
+
+    Both leave it between their steps only where the policy's engine shares GPUs with what trains (``vllm_strategy.py:372``).
+    """
+    infer = _read_devices(document, INFER)
+    if job.engine != "vllm" or any(_read_devices(document, worker) & infer for worker in (TRAIN, "reference", CRITIC)):
+        return
+    for name in document.keys_of("rewards"):
+        worker = f"rewards.{name}"
+        kind = resolve(document, f"{worker}.strategy_args.strategy_name")
+        if kind is None or kind.value != "vllm":
+            continue
+        found = [
+            resolve(document, f"{each}.strategy_args.strategy_config.gpu_memory_utilization")
+            for each in (INFER, worker)
+        ]
+        shares = [0.9 if each is None else each.value for each in found]
+        leaf = next((each.leaf for each in reversed(found) if each is not None), kind.leaf)
+        numbers = [share for share in shares if isinstance(share, (int, float))]
+        if _read_devices(document, worker) & infer and len(numbers) == len(shares) and round(sum(numbers), 6) > 1:
+            job.settings["gpu.shares"] = Setting(round(sum(numbers), 6), "set", "", leaf)
+
+
 FRAMEWORK = Framework(
     name="roll",
     title=ROLL,
@@ -166,5 +203,6 @@ FRAMEWORK = Framework(
     signs=(("actor_train", "actor_infer"),),
     launches=re.compile(r"\bstart_\w*pipeline\.py\b"),
     finish=_finish,
+    drops_unknown=True,  # dacite's from_dict, which is not strict (examples/start_rlvr_pipeline.py:27)
     data=("actor_train.data_args.file_name", "validation.data_args.file_name"),
 )

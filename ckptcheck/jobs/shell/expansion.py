@@ -55,6 +55,8 @@ class Script:
     """One sentence for each sourced file that could not be read: it may set anything."""
     absent: list[tuple[Word, str]] = field(default_factory=list)
     """Each sourced file that is not there, and at which the script stops (``set -e``), with its sentence in `missing`."""
+    folder: str | None = ""
+    """The folder to which the script changed (``cd``); None where that is not known, "" where it did not."""
     stops_on_error: bool = False
     """Whether the script stops at a command that fails."""
     program: str = ""
@@ -64,7 +66,7 @@ class Script:
 
 
 Follow = Callable[[Word, Script], bool]
-"""Reads the file that a word names into a script; returns whether it is there, or not known to be absent."""
+"""Reads the file that a word names into a script; returns whether it is there, or may be on another machine."""
 Run = Callable[[Sequence[Word]], str | None]
 """Takes the words of a command, returns the text that it prints; None if unknown."""
 

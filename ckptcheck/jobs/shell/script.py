@@ -26,6 +26,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w:.-]*")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 UNDER_CONDITION = "set under a condition"
+GPUS = "CUDA_VISIBLE_DEVICES"
 DECLARING = ("export", "declare", "readonly", "local", "typeset")
 STARTERS = ("[", "[[", "test", "true", "false", ":", "getopts")
 """Commands that are true or false without running anything."""
@@ -115,6 +116,8 @@ class _Reader(Expansion):
         # Whether a ``[[`` is open: its && and || split it into several commands.
         self.in_brackets = False
         self.steps, self.call_depth = MOST_STEPS, 0
+        # The number of commands before the present pipe.
+        self.begun = 0
         # The file that the last command sources and that is not there, with what is said of it.
         self.absent: tuple[Word, str] | None = None
 
@@ -168,6 +171,11 @@ class _Reader(Expansion):
         if self.absent is not None and operator not in ("&&", "||"):
             self.script.absent.append(self.absent)
         self.absent = None
+        if operator == "&":
+            for command in self.script.commands[self.begun :]:
+                command.in_background = True
+        if operator != "|":
+            self.begun = len(self.script.commands)
         if operator in ("&&", "||"):
             status = self.status if self.is_test else True
             wanted = None if status is None else status is (operator == "&&")
@@ -410,6 +418,11 @@ class _Reader(Expansion):
             self.script.arguments = list(words[2:])
         elif name == "set" and runs:
             self.set_options([word.text for word in words[1:]])
+        elif name in ("cd", "pushd", "popd") and runs is not False:
+            target = os.path.join(self.script.folder or "", expand_home(words[-1].text))
+            is_known = runs and len(words) > 1 and not words[-1].reason and os.path.isabs(target)
+            # A folder that is not here is one of another machine.
+            self.script.folder = target if is_known and os.path.isdir(target) else None
         elif name == "shift" and runs is not False:
             self.budget.spend(len(self.script.arguments) // 100, self.name)
             self.script.arguments = self.script.arguments[1:]
@@ -420,8 +433,14 @@ class _Reader(Expansion):
             self.call(name, list(words[1:]))
         else:
             # ``X=1 command`` sets X for that command alone; the launch command is the only one whose environment is read.
+            around = self.script.variables.get(GPUS)
             for token in assignments:
                 self.assign(token, runs is None, exported=True)
+            seen = self.script.variables.get(GPUS, [])
+            words.runs, words.gpus = runs, None if any(word.reason for word in seen) else "".join(w.text for w in seen)
+            self.script.variables.pop(GPUS, None)
+            if around is not None:
+                self.script.variables[GPUS] = around
             self.script.commands.append(words)
 
     def set_options(self, words: Sequence[str]) -> None:

@@ -49,6 +49,12 @@ class Command(list[Word]):
     """The text of that line."""
     is_dead: bool = False
     """Whether it stands under a condition that is false."""
+    runs: bool | None = None
+    """Whether it runs for certain; None if that is not known."""
+    in_background: bool = False
+    """Whether the next command starts while it runs (``&``)."""
+    gpus: str | None = None
+    """The GPUs that it sees, CUDA_VISIBLE_DEVICES; "" for all, None if unknown."""
     sender: str = ""
     """The program that gives it to another shell; "" for a command of the script itself."""
     document: str = ""

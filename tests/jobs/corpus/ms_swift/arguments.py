@@ -12,6 +12,7 @@ rlhf_main(
         dataset=["org/problems"],
         use_vllm=True,
         vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.5,
         vllm_max_model_len=2 * LENGTH,
         max_completion_length=LENGTH,
         torch_dtype="bfloat16",

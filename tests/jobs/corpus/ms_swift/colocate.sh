@@ -1,4 +1,4 @@
-# GRPO with an adapter and a colocated vLLM; pip install ms-swift==4.6.0
+pip install ms-swift==4.6.0  # GRPO with an adapter and a colocated vLLM
 CUDA_VISIBLE_DEVICES=0,1,2,3 \
 NPROC_PER_NODE=4 \
 swift rlhf \

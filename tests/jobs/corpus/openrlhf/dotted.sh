@@ -1,5 +1,5 @@
 #!/bin/bash
-# Asynchronous GRPO with partial rollouts and dotted flags (openrlhf==0.11.0).
+pip install openrlhf==0.11.0  # asynchronous GRPO with partial rollouts and dotted flags
 set -x
 MODEL="org/model-4b"
 

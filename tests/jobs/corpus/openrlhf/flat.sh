@@ -1,4 +1,4 @@
-# PPO with a critic on one node, and the flat flags of 2025. pip install openrlhf[vllm]==0.9.0
+pip install openrlhf[vllm]==0.9.0  # PPO with a critic on one node, and the flat flags of 2025
 python3 -m openrlhf.cli.train_ppo_ray \
    --pretrain org/model-8b \
    --reward_pretrain org/reward-8b \

@@ -4,7 +4,7 @@ python3 -m openrlhf.cli.train_ppo_ray \
    --reward.remote_url reward.py \
    --actor.num_gpus_per_node 8 \
    --vllm.num_engines 8 \
-   --train.colocate_all \
+   --train.colocate_all --vllm.enable_sleep \
    --vllm.enable_prefix_caching \
    --data.max_len 4096 \
    --rollout.n_samples_per_prompt 8 \

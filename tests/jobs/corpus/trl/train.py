@@ -1,4 +1,4 @@
-"""A job whose configuration is written in Python. Dependencies: trl==1.16.0, vllm==0.32.0."""
+"""A job whose configuration is written in Python."""
 
 from datasets import load_dataset
 from peft import LoraConfig
