@@ -4,7 +4,7 @@
 
 Each names a Python that has that engine, or megatron-core and transformers, for GPUs; what is not named is left out. Prints a
 table: seconds of the sync and of the check, and GB/s of both; then what each probe that a CPU cannot answer says. Exits 1 where
-the verdict of a refit is not clean, or a probe has an error.
+the verdict of a refit is not clean, or a probe has an error; 2 where nothing could run.
 """
 
 from __future__ import annotations
@@ -228,10 +228,16 @@ def main() -> None:
     for cell in CELLS:
         if why := lacking(cell):
             print(f"  left out: {cell}: {why}")
+    engines = dict.fromkeys(cell.engine for cell in CELLS)
+    for engine in (each for each in engines if each not in {cell.engine for cell in there}):
+        print(f"  left out: probes of {engine} ({', '.join(PROBES)}): {lacking(Cell(engine, ''))}")
+    if not there:
+        print("nothing ran")
+        sys.exit(2)
     failed = 0
     folder = Path(tempfile.mkdtemp(prefix="ckptcheck-gpu-"))
     try:
-        for name, source in models(asked.size, folder) if there else ():
+        for name, source in models(asked.size, folder):
             print(f"\n{name}\n\n| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
             for cell in there:
                 done = refit(source, cell)
