@@ -88,7 +88,7 @@ def test_a_probe_that_could_not_measure_is_said_first() -> None:
 def test_every_command_is_one_that_the_command_line_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They have run on no GPU yet, so at least their words are checked."""
     ran: list[list[str]] = []
-    monkeypatch.setattr(gpu.subprocess, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr("subprocess.run", lambda command, **_: ran.append(command))
     for cell in gpu.CELLS:
         gpu.refit(tmp_path, cell)
         gpu.probe(tmp_path, cell.engine)
@@ -103,7 +103,7 @@ def test_where_nothing_can_run_every_line_has_its_reason(
 ) -> None:
     monkeypatch.setattr(gpu, "gpus", lambda: 0)
     monkeypatch.setattr(gpu, "figures", lambda: None)
-    monkeypatch.setattr(gpu.sys, "argv", ["gpu"])
+    monkeypatch.setattr("sys.argv", ["gpu"])
     with pytest.raises(SystemExit) as ended:
         gpu.main()
     lines = capsys.readouterr().out.splitlines()
