@@ -25,6 +25,7 @@ from tests.paths import ROOT
 
 sys.path[:0] = [str(ROOT / "fixtures")]
 COSTS = "cost of the syncs, and of checking them"
+NOT_RUN = "Probes that could not run"
 HEAD = ("cell", "sent", "sync s", "GB/s", "update s", "check s", "GB/s", "verdict")
 
 
@@ -146,6 +147,9 @@ def probe(source: Path, engine: str) -> subprocess.CompletedProcess[str]:
 
 def probe_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each outcome of a report on probes, what could not be measured first."""
+    for section in report.get("sections", ()):
+        if section["title"] == NOT_RUN:
+            yield from (f"not measured: {line}" for line in section["lines"])
     yield from (f"not measured: {each['code']}: {each['reason']}" for each in report.get("skipped", ()))
     yield from (f"{each['severity']}: {each['code']}: {each['message']}" for each in report.get("findings", ()))
     if passed := report.get("passed"):
@@ -171,6 +175,8 @@ def attach(source: Path, engine: str, url: str) -> subprocess.CompletedProcess[s
 def row(cell: Cell, report: dict[str, Any]) -> tuple[str, ...]:
     """Sum a report up: its last sync at the engine's own speed, which is the first one after the last step (trial_syncs.py)."""
     verdict = report["verdict"]
+    if report.get("error"):
+        verdict += f": {report['error']}"
     if report["findings"]:
         verdict += f" ({', '.join(sorted({finding['code'] for finding in report['findings']}))})"
     table = next((section for section in report.get("sections", ()) if section["title"] == COSTS), None)

@@ -38,9 +38,9 @@ def test_the_seconds_are_those_of_the_sync_that_ran_as_in_a_job() -> None:
 
 
 def test_a_report_without_a_sync_is_a_row_too() -> None:
-    shown = gpu.row(CELL, {"verdict": "incomplete", "findings": [{"code": "REF001"}]})
+    shown = gpu.row(CELL, {"verdict": "incomplete", "findings": [{"code": "REF001"}], "error": "torch sees no GPU"})
     assert len(shown) == len(gpu.HEAD)
-    assert shown[-1] == "incomplete (REF001)"
+    assert shown[-1] == "incomplete: torch sees no GPU (REF001)"
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +76,10 @@ def test_a_probe_that_could_not_measure_is_said_first() -> None:
         "skipped": [{"code": "PRB022", "reason": "vLLM made it inductor by itself"}],
         "findings": [{"code": "PRB010", "severity": "info", "message": "0.02 nats"}],
         "passed": ["PRB011"],
+        "sections": [{"title": gpu.NOT_RUN, "lines": ["graphs: made inductor"]}, {"title": "another", "lines": ["x"]}],
     }
     assert list(gpu.probe_lines(report)) == [
+        "not measured: graphs: made inductor",
         "not measured: PRB022: vLLM made it inductor by itself",
         "info: PRB010: 0.02 nats",
         "passed: PRB011",
