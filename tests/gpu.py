@@ -4,7 +4,7 @@
 
 Each names a Python that has that engine, or megatron-core and transformers, for GPUs; what is not named is left out. Prints a
 table: seconds of the sync and of the check, and GB/s of both; then what each probe that a CPU cannot answer says. Exits 1 where
-the verdict of a refit is not clean, or a probe has an error.
+the verdict of a refit is not clean, or a probe has an error; 2 where nothing could run.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.paths import ROOT
 
 sys.path[:0] = [str(ROOT / "fixtures")]
 COSTS = "cost of the syncs, and of checking them"
+NOT_RUN = "Probes that could not run"
 HEAD = ("cell", "sent", "sync s", "GB/s", "update s", "check s", "GB/s", "verdict")
 
 
@@ -146,6 +147,9 @@ def probe(source: Path, engine: str) -> subprocess.CompletedProcess[str]:
 
 def probe_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each outcome of a report on probes, what could not be measured first."""
+    for section in report.get("sections", ()):
+        if section["title"] == NOT_RUN:
+            yield from (f"not measured: {line}" for line in section["lines"])
     yield from (f"not measured: {each['code']}: {each['reason']}" for each in report.get("skipped", ()))
     yield from (f"{each['severity']}: {each['code']}: {each['message']}" for each in report.get("findings", ()))
     if passed := report.get("passed"):
@@ -171,6 +175,8 @@ def attach(source: Path, engine: str, url: str) -> subprocess.CompletedProcess[s
 def row(cell: Cell, report: dict[str, Any]) -> tuple[str, ...]:
     """Sum a report up: its last sync at the engine's own speed, which is the first one after the last step (trial_syncs.py)."""
     verdict = report["verdict"]
+    if report.get("error"):
+        verdict += f": {report['error']}"
     if report["findings"]:
         verdict += f" ({', '.join(sorted({finding['code'] for finding in report['findings']}))})"
     table = next((section for section in report.get("sections", ()) if section["title"] == COSTS), None)
@@ -228,10 +234,16 @@ def main() -> None:
     for cell in CELLS:
         if why := lacking(cell):
             print(f"  left out: {cell}: {why}")
+    engines = dict.fromkeys(cell.engine for cell in CELLS)
+    for engine in (each for each in engines if each not in {cell.engine for cell in there}):
+        print(f"  left out: probes of {engine} ({', '.join(PROBES)}): {lacking(Cell(engine, ''))}")
+    if not there:
+        print("nothing ran")
+        sys.exit(2)
     failed = 0
     folder = Path(tempfile.mkdtemp(prefix="ckptcheck-gpu-"))
     try:
-        for name, source in models(asked.size, folder) if there else ():
+        for name, source in models(asked.size, folder):
             print(f"\n{name}\n\n| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
             for cell in there:
                 done = refit(source, cell)

@@ -1,83 +1,67 @@
-"""What docs/guides.md says of commands, options, severities, rules, experiments and tests is what the program has."""
+"""docs/guides.md is written from a table of commands, rules and tests, each of which is there."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from itertools import pairwise
 
 import pytest
 
-from ckptcheck.cli.report_command import find_declared
-from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.probes.registry import select_probes
+from ckptcheck.live.runtime.environments.recipe import find_recipe
+from ckptcheck.live.runtime.environments.store import find_environment
+from tests.guides import PAGE, Row, check_command, read_table, render, render_row
 from tests.paths import ROOT
-from tests.test_pages import find_command, find_mistake
 
-PAGE = (ROOT / "docs/guides.md").read_text(encoding="utf-8")
-ROWS = [
-    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-    for line in PAGE.splitlines()
-    if line.startswith("| ") and not line.startswith("| what the guide asks")
-]
+ROWS = [row for guide in read_table() for row in guide.row]
 FILES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
-NO_COMMAND = re.compile(r"none\b|refused|not (?:loaded|run)|the (?:same|report|first call)|said as|info where|\[.+\]\(")
-"""How the second cell of a row begins that names no command."""
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
-def test_a_row_names_what_does_it_and_what_holds_it(row: list[str]) -> None:
-    _, does, _ = row
-    assert all(row)
-    commands = re.findall(r"`([^`]+)`", does)
-    assert commands or NO_COMMAND.match(does), does
-    for command in commands:
-        words = shlex.split(command.removeprefix("ckptcheck "))
-        # what a sentence leaves out: the model, the file, the job
-        assert re.fullmatch(r"|\w+ is missing", find_mistake(words)), command
-        given = list(pairwise(words))
-        select_probes([word for option, word in given if option == "--only"], ())
-        declared = {
-            each.name.replace("_", "-") for each in find_declared(find_command(words)[0]).values() if each.is_setting
-        }
-        assert {word.partition("=")[0] for option, word in given if option == "--set"} <= declared, command
+def test_the_page_is_what_the_table_gives() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(), "python -m tests.guides"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
-def test_a_test_that_a_row_names_is_of_its_command(row: list[str]) -> None:
-    """One of the tests at least lies in a file that names the command."""
-    names = re.findall(r"\btest_\w+(?:\.py)?", row[2])
-    verbs = {words.removeprefix("parity ").split()[0] for words in re.findall(r"`([^`]+)`", row[1])}
-    texts = [text for path, text in FILES.items() if any(path.name == name or f"def {name}(" in text for name in names)]
-    assert not names or not verbs or any(verb in text for verb in verbs for text in texts)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.asks[:40])
+def test_a_row_names_tests_of_its_command(row: Row) -> None:
+    """Each is there, and without a rule one lies in a file that names the command; without both there is a reason."""
+    texts = []
+    for name in row.tests:
+        found = [text for path, text in FILES.items() if path.name == name or f"def {name}(" in text]
+        assert found, name
+        texts += found
+    verbs = {check_command(command).removeprefix("parity ") for command in row.run}
+    assert row.rules or not (texts and verbs) or any(verb in text for verb in verbs for text in texts)
+    assert row.tests or row.rules or row.why or row.lacks
 
 
-def test_severities_are_those_of_the_rules() -> None:
-    said = re.findall(r"\b([a-z]+(?:-[a-z]+)+)[:,] (?:an? )?(error|warning|info)\b", PAGE)
-    assert said
-    for name, severity in said:
-        (rule,) = [rule for rule in load_rules() if rule.name == name]
-        assert rule.path is not None
-        text = rule.path.read_text(encoding="utf-8")
-        assert severity in {rule.severity, *re.findall(r'severity="(\w+)"', text)}, name
+def test_words_beside_the_commands_say_nothing_that_is_taken_from_the_program() -> None:
+    for row in ROWS:
+        assert not re.search(r"\b(error|warning|info)s?\b|\bno environment\b|`[^`]* --", f"{row.says} {row.why}"), row
 
 
-def test_the_tests_that_it_names_are_there() -> None:
-    named = set(re.findall(r"\btest_\w+(?:\.py)?", PAGE))
-    assert len(named) > 30
-    there = {path.name for path in FILES}
-    text = "\n".join(FILES.values())
-    for name in named:
-        assert name in there or f"def {name}(" in text, name
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (Row("x", ["parity probe MODEL --only stale,prefix-cache"]), "there is no probe stale,prefix-cache"),
+        (Row("x", ["watch job.yaml"]), "no command"),
+        (Row("x", ["scan MODEL --bogus"]), "--bogus"),
+        (Row("x", ["scan MODEL --set bogus=1"]), "no setting"),
+        (Row("x", ["diff A B"], rules=["MEG018"]), "none of"),
+        (Row("x", lacks=["trl-cpu"]), "is in an environment"),
+        (Row("x"), "neither a command nor a reason"),
+    ],
+)
+def test_what_is_not_so_is_not_written(row: Row, told: str) -> None:
+    with pytest.raises(Exception, match=re.escape(told)):
+        render_row(row)
 
 
-def test_the_rules_that_it_names_are_there() -> None:
-    """Lists of names in parentheses and in the last cell of a row are names of rules."""
-    lists = re.findall(r"\(([a-z0-9, -]+)[:)]", PAGE) + [row[2] for row in ROWS]
-    named = {name for each in lists for name in each.split(", ") if re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", name)}
-    assert len(named) > 30
-    assert named <= {rule.name for rule in load_rules()}
+@pytest.mark.engine
+def test_trl_has_no_class_with_a_value_head() -> None:
+    environment = find_environment(find_recipe("trl-cpu"))
+    if not environment.python.exists():
+        pytest.skip("trl-cpu is not installed")
+    (folder,) = environment.python.parent.parent.glob("lib/python*/site-packages/trl")
+    assert not [path for path in folder.rglob("*.py") if "ValueHead" in path.read_text(encoding="utf-8")]
 
 
 def test_the_table_of_experiments_has_every_experiment() -> None:

@@ -17,6 +17,7 @@ from ckptcheck.consumers.consumer import Consumer
 from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex
 from ckptcheck.consumers.evaluation import Evaluation, evaluate_consumer
 from ckptcheck.consumers.registry import CONSUMERS, list_default_consumers
+from ckptcheck.consumers.structures import NEVER_QUANTIZED
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
 from ckptcheck.text.formatting import natural_sort_key
@@ -253,9 +254,11 @@ def find_sync_mismatches(ckpt: Checkpoint, consumers: tuple[str, ...] | None = N
         for sender in evaluations
         if sender.consumer.sends_weights
         for receiver in evaluations
-        if receiver.consumer.sync_effect is not None and not receiver.is_unknown
+        if receiver.consumer.sync_effect is not None
         for name, (module, decision) in receiver.decisions.items()
         if name in sender.decisions and _are_opposite(decision, sender.decisions[name][1])
+        # of a class that is not known, routers are: see NEVER_QUANTIZED
+        if not receiver.is_unknown or name.rpartition(".")[2] in NEVER_QUANTIZED
     ]
 
 

@@ -160,9 +160,12 @@ def compare_curves(curve: Curve, run: Mapping[int, float], reference: Mapping[in
         noise = 0.0
     least = max(curve.least, choose_sigmas(len(steps)) * sqrt(2) * noise)
     beyond = [(a - b > least) - (b - a > least) for a, b in zip(ours, theirs, strict=True)]
-    if (parting := _find_parting(steps, beyond)) is not None:
+    parting = _find_parting(steps, beyond)
+    # a curve that stays off by less than the noise may leave it later: what counts is the first step of the two
+    before = len(steps) if parting is None else steps.index(parting)
+    place = find_lasting(ours[:before], theirs[:before], curve.least) if before >= LEAST_STEPS else None
+    if place is None and parting is not None:
         return CurveComparison(curve, steps, ours, theirs, noise, parting)
-    place = find_lasting(ours, theirs, curve.least)
     return CurveComparison(
         curve, steps, ours, theirs, noise, None if place is None else steps[place], place is not None
     )

@@ -138,8 +138,8 @@ def describe_verdict(comparison: CurveComparison) -> str:
 ENGINE = "the engine"
 CHANGE_LOGPROBS = (
     "model", "logprobs", "temperature", "top-p", "top-k", "penalty", "trainer's temperature", "dtype", "fp32", "prefix", "radix",
-    "cascade", "chunked", "attention", "batch_invariant", "eager", "graph", "compil", "async", "overlap", "parallel", "tp_size",
-    "layout", "the trainer",
+    "cascade", "chunk", "attention", "batch_invariant", "eager", "graph", "compil", "precision", "specul", "async", "overlap",
+    "parallel", "tp_size", "layout", "the trainer",
 )  # fmt: skip
 """What changes a logprob, parts of the names of settings, in the order of the layers: semantics, how it is computed, objective."""
 OF_THE_MACHINE = frozenset({
@@ -177,6 +177,7 @@ def _list_settings(metadata: Metadata) -> Iterator[tuple[str, object]]:
             getattr(sampling, name),
         )
     yield from (("clip_low", metadata.clip_low), ("clip_high", metadata.clip_high))
+    yield "stop tokens", ", ".join(map(str, metadata.stop_tokens))
     for side, scorer in ((ENGINE, metadata.engine), ("the trainer", metadata.trainer)):
         if scorer is not None:
             yield side, " ".join(filter(None, (scorer.name, scorer.version)))

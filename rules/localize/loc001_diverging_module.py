@@ -55,6 +55,7 @@ LOOK = {
 
 INPUTS = {
     **{f"self_attn.{letter}_proj": ("input_layernorm",) for letter in "qkv"},
+    **{f"self_attn.{letter}_norm": (f"self_attn.{letter}_proj",) for letter in "qk"},
     "self_attn.core": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attn.o_proj": ("self_attn.core",),
     **{f"mlp.{name}": ("post_attention_layernorm",) for name in ("gate", "gate_proj", "up_proj")},
@@ -96,9 +97,14 @@ def _judge_inputs(part: Localization, layer: str, point: str) -> str:
     if not (inputs := INPUTS.get(point)):
         return ""
     compared = {other.name for other in part.points}
-    missing = [name for name in inputs if f"model.layers.{layer}.{name}" not in compared]
+    missing: list[str] = []
+    open_points = list(inputs)
+    for name in open_points:  # what goes into a point that was not compared is a suspect as well
+        if f"model.layers.{layer}.{name}" not in compared and name not in missing:
+            missing.append(name)
+            open_points += INPUTS.get(name, ())
     if missing:
-        return f"; and at {join_truncated(missing, 3)}, which {'were' if missing[1:] else 'was'} not compared"
+        return f"; and at {join_truncated(missing, 5)}, which {'were' if missing[1:] else 'was'} not compared"
     # some families have one more norm between this one and the feed-forward layer
     return "; what goes in agrees" if inputs != ("post_attention_layernorm",) else ""
 

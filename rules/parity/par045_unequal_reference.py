@@ -5,11 +5,11 @@
 
 - The files of the reference are well-formed, and the two runs have at least five steps in common at which something can be
   compared.
-- What both runs record is the same: the model, the kind of logprobs (raw or processed), sampling, clip bounds, and of engine and
-  trainer the version, temperature, dtype, layout and every fact that the file holds, such as `prefix_caching`, `enforce_eager`,
-  `async_scheduling`, `head_fp32` and `disable_cascade_attn`. Else it is a warning, which names what changes logprobs first. The
-  engine's name and version alone may differ: that is what such a comparison is for. Names of GPUs and the transport of weights do
-  not count.
+- What both runs record is the same: the model, the kind of logprobs (raw or processed), sampling, stop tokens, clip bounds, and of
+  engine and trainer the version, temperature, dtype, layout and every fact that the file holds, such as `prefix_caching`,
+  `async_scheduling`, `compilation`, `head_fp32` and `disable_cascade_attn`. Else it is a warning, which names what changes
+  logprobs first. The engine's name and version alone may differ: that is what such a comparison is for. Names of GPUs and the
+  transport of weights do not count.
 
 ## Why it matters
 - Fewer steps do not show how noisy the reference is, so any difference may be chance. A check that compared nothing must not look

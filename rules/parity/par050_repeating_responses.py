@@ -11,7 +11,9 @@ Of the responses of 16 tokens or more, at least half
   - pieces of rare words put together: words of eight Latin letters or more in the mean, and a median token behind the first fifth
     of the vocabulary;
   - control characters;
-  - stutter: one of ten tokens, with a letter or a mark, repeats the one before.
+  - hardly a word but the commonest: of twelve tokens or more with Latin letters fewer than 15 % are none of the first thousand
+    of the vocabulary;
+  - stutter: one of ten tokens, with a letter or a mark, repeats the one before, or one of five is a blank that does.
 
 ## Why it matters
 - An engine that answers different prompts with one token over and over computes with broken weights: NaN makes it the first token
@@ -24,14 +26,16 @@ Of the responses of 16 tokens or more, at least half
 |---|---|---|
 | layers 0-14 in the place of 15-29 | ` division,  .,  , and ..,  ,  and..` | -1.3 |
 | every layer one too far | `.-. of.......,.. of. of... is of. of of` | -1.2 |
+| layers 10-19 in the place of 20-29 | ` I I I I, I I I.  I I I I I.` | -0.5 |
+| feed-forward parts 0-14 in the place of 15-29 | ` on the I-----, a not- ( in- and,` | -1.2 |
 | gate and up exchanged | `rapists of ndarray rapistsenoid0` | -3.2 |
 | halves of down_proj exchanged | `zeesasmodyearseshuckinghamushoppy` | -2.9 |
 | norms of ones | ` combine,,,,,,,,,- vers` | -3.1 |
 | rows of the embedding one too far | control characters between words | -3.8 |
 
-  A rotary embedding in the wrong order (-5.3) still writes words: see PAR027. Ten layers without attention (-4.8) or without their
-  feed-forward part (-4.2), one random layer of thirty (-3.7), another rotary base (-3.9) and a wrong scale in two layers (-3.1)
-  show as its info, and as a warning where a trainer scores them.
+  A rotary embedding in the wrong order (-5.3) still writes words, and so do ten layers without attention (-4.8): see PAR027. Ten
+  without their feed-forward part (-4.2), one random layer of thirty (-3.7), another rotary base (-3.9), layers in the reverse order
+  (-1.9) and a wrong scale in two (-3.1) show where a trainer scores them.
 - A sound model that samples at temperature 1 leaves a loop soon. When most responses of different prompts loop, weights were not
   loaded or mapped rightly, a stop token is not known, or the chat template is another one than the model was trained on.
 

@@ -25,6 +25,7 @@ verl's and msProbe's guide to training-inference consistency (release/v0.6.1, Me
 """
 
 from collections.abc import Iterator
+from math import ceil, gcd
 
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job
@@ -35,12 +36,20 @@ def check(job: Job) -> Iterator[Problem]:
     train, mini, micro = job.number("batch.train"), job.number("batch.mini"), job.number("batch.micro")
     tp, pp, cp = (job.number(f"trainer.{name}") or 1 for name in ("tp", "pp", "cp"))
     world, n = job.number("trainer.world"), job.number("rollout.n")
-    # both sizes are changed at once, so each hint names what the other makes of it
-    wanted = train or mini
-    fitting = wanted * n / (world / (tp * pp * cp)) if wanted and n and world else None
-    set_micro = (
-        f"set ppo_micro_batch_size_per_gpu to {fitting:g}" if fitting is not None and fitting.is_integer() else None
-    )
+    # the sizes are changed at once, so each hint names what the others have to be then
+    wanted, fixes = train or mini, ""
+    if wanted and n and world:
+        replicas = world / (tp * pp * cp)
+        whole = wanted
+        if replicas.is_integer() and n == int(n):  # a batch that the ranks can share
+            step = int(replicas) // gcd(int(replicas), int(n))
+            whole = ceil(wanted / step) * step
+        fitting = {"train_batch_size": whole, "ppo_mini_batch_size": whole}
+        fitting["ppo_micro_batch_size_per_gpu"] = whole * n / replicas
+        given = {"train_batch_size": train, "ppo_mini_batch_size": mini, "ppo_micro_batch_size_per_gpu": micro}
+        fixes = ", and ".join(
+            f"{name} to {size:g}" for name, size in fitting.items() if given[name] not in (None, size)
+        )
     if not job.flag("dump.prompts_only"):
         yield job.problem(
             "the script asks for a dump and does not export PROMPTS_ONLY: the training input holds the responses too",
@@ -52,8 +61,7 @@ def check(job: Job) -> Iterator[Problem]:
             f"mini_batch_num is {train / mini:g}: train_batch_size {job.describe('batch.train')} / ppo_mini_batch_size"
             f" {job.describe('batch.mini')}",
             at="batch.mini",
-            hint=f"set ppo_mini_batch_size to {train:g}"
-            + (f", and {set_micro}" if set_micro and micro != fitting else ""),
+            hint=f"set {fixes or f'ppo_mini_batch_size to {train:g}'}",
         )
     dynamic = next((name for name in ("batch.dynamic", "batch.log_prob_dynamic") if job.flag(name)), None)
     if dynamic:
@@ -61,7 +69,7 @@ def check(job: Job) -> Iterator[Problem]:
         yield job.problem(
             f"{key} is {job.describe(dynamic)}: batches are cut by tokens, so a rank's batch may be split",
             at=dynamic,
-            hint=f"set {key} to False, and ppo_micro_batch_size_per_gpu by the formula of the guide",
+            hint=f"set {key} to False" + (f", and {fixes}" if fixes else ""),
         )
     elif mini and micro and n and world:
         replicas = world / (tp * pp * cp)
@@ -71,9 +79,7 @@ def check(job: Job) -> Iterator[Problem]:
                 f"gradient accumulation is {steps:g}: ppo_mini_batch_size {mini:g} × n {n:g} / ppo_micro_batch_size_per_gpu"
                 f" {micro:g} / DP {replicas:g}",
                 at="batch.micro",
-                hint=set_micro + (f", and ppo_mini_batch_size to {wanted:g}" if wanted != mini else "")
-                if set_micro
-                else None,
+                hint=f"set {fixes}" if fixes else None,
             )
     elif micro is None:
         yield job.problem(

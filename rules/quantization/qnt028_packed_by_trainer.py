@@ -15,7 +15,8 @@ vLLM, but not in slime, whose name for it ends in `.weight`; `re:.*mlp.gate.weig
 Put both forms into the list. `ckptcheck scan --consumers sglang,slime --fix` writes a list that both read in the same way.
 
 ## When it can be wrong
-The rule compares the list only. A patched quantizer in the trainer may do something else.
+The rule compares the list only. A patched quantizer in the trainer may do something else. Of a class that ckptcheck does not know,
+only routers are judged: engines quantize none.
 
 ## Seen in
 slime's debugging guide (INT4), THUDM/slime processors/quantizer_compressed_tensors.py

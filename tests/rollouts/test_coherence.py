@@ -12,7 +12,7 @@ import pytest
 from ckptcheck.rollouts import Rollout, build_rollouts
 from ckptcheck.rollouts.coherence import find_nonsense, measure_nonsense
 
-COMMON, RARE = 500, 30_000
+COMMONEST, COMMON, RARE = 300, 2_000, 30_000
 """Ids from which on the pieces of a text are numbered, of a vocabulary of 49,152."""
 
 
@@ -27,6 +27,9 @@ COMMON, RARE = 500, 30_000
         ("Ditzer\x7f302903125 cle\x7f349 interaction w", COMMON, "control"),
         (".-. of.......,.. of. of... is of. of of of of of", COMMON, "stutter"),
         (" newaniger this combine,,,,,,,,,- vers. outs they matter", COMMON, "stutter"),
+        (" on the I-----, a not- ( in- and as ( in on ( I the of a as not on S and L in N", COMMONEST, "common"),
+        (" on the I-----, a not- ( in- and as ( in on", COMMONEST, None),  # too few
+        ("A  \n \n\n\n\n\n\xa0\xa0 All\n\n", COMMON, "stutter"),
         ("The capital of France is Paris. It's a beautiful city, filled with history, art and food.", COMMON, None),
         ("Nước Việt Nam là một nước độc lập, thống nhất và toàn vẹn lãnh thổ, bao gồm đất liền.", RARE, None),
         ("Havaalanından şehir merkezine nasıl gidebilirim? Otobüs durağı sağ tarafta, köprünün altında.", RARE, None),
@@ -37,7 +40,7 @@ COMMON, RARE = 500, 30_000
     ],
 )  # fmt: skip
 def test_what_is_no_text(text: str, first: int, sign: str | None) -> None:
-    pieces = re.findall(r" ?\w{1,6}| ?[^\w\s]|\s+", text)
+    pieces = re.findall(r" ?\w{1,6}| ?[^\w\s]|\s", text)
     ids = {piece: first + number for number, piece in enumerate(dict.fromkeys(pieces))}
     names = {number: piece for piece, number in ids.items()}
     assert find_nonsense(text, [ids[piece] for piece in pieces], names.__getitem__, 49_152) == sign

@@ -21,6 +21,7 @@ from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts import write_lines, write_rollouts
 from ckptcheck.rollouts.build import Rollout, build_rollouts
+from ckptcheck.rollouts.curves import CURVES, compare_curves
 from ckptcheck.rollouts.metrics import NoiseFloor, compute_metrics, noise_floor
 from ckptcheck.runs.history.record import Record, SyncRecord
 from tests.factories.rollout_cases import change_column, draw_rollouts
@@ -447,3 +448,17 @@ def test_a_replay_is_an_option(here: Path) -> None:
     write_rollouts(drawn, here / "routed.safetensors")
     assert judge("routed.safetensors", cwd=here).returncode == 0
     assert judge("routed.safetensors", "--replay", cwd=here).returncode == 1
+
+
+@pytest.mark.parametrize(("early", "expected"), [(0.0, 30), (3.0, 15)])
+def test_a_curve_that_leaves_twice_parts_where_it_left_first(early: float, expected: int) -> None:
+    """Three standard deviations from step 15 on, of which no step is beyond the noise, and twelve from step 30 on."""
+    (curve,) = (each for each in CURVES if each.name == "reward")
+    theirs, noise = (np.random.default_rng(seed).standard_normal(40).tolist() for seed in (3, 4))
+    shift = [0.0] * 15 + [early] * 15 + [12.0] * 10
+    run = {step: noise[step] + shift[step] for step in range(40)}
+    reference = dict(enumerate(theirs))
+    found = compare_curves(curve, run, reference)
+    assert found is not None
+    assert found.parting is not None
+    assert abs(found.parting - expected) <= (2 if early else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.probes.registry import select_probes
 from tests import gpu
 from tests.factories import refit_cases
+from tests.guides import check_command
 
 CELL = gpu.Cell("vllm", "ipc", switch="compilation=graphs")
 
@@ -36,9 +38,9 @@ def test_the_seconds_are_those_of_the_sync_that_ran_as_in_a_job() -> None:
 
 
 def test_a_report_without_a_sync_is_a_row_too() -> None:
-    shown = gpu.row(CELL, {"verdict": "incomplete", "findings": [{"code": "REF001"}]})
+    shown = gpu.row(CELL, {"verdict": "incomplete", "findings": [{"code": "REF001"}], "error": "torch sees no GPU"})
     assert len(shown) == len(gpu.HEAD)
-    assert shown[-1] == "incomplete (REF001)"
+    assert shown[-1] == "incomplete: torch sees no GPU (REF001)"
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,10 +76,39 @@ def test_a_probe_that_could_not_measure_is_said_first() -> None:
         "skipped": [{"code": "PRB022", "reason": "vLLM made it inductor by itself"}],
         "findings": [{"code": "PRB010", "severity": "info", "message": "0.02 nats"}],
         "passed": ["PRB011"],
+        "sections": [{"title": gpu.NOT_RUN, "lines": ["graphs: made inductor"]}, {"title": "another", "lines": ["x"]}],
     }
     assert list(gpu.probe_lines(report)) == [
+        "not measured: graphs: made inductor",
         "not measured: PRB022: vLLM made it inductor by itself",
         "info: PRB010: 0.02 nats",
         "passed: PRB011",
     ]
     select_probes(gpu.PROBES, ())
+
+
+def test_every_command_is_one_that_the_command_line_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They have run on no GPU yet, so at least their words are checked."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: ran.append(command))
+    for cell in gpu.CELLS:
+        gpu.refit(tmp_path, cell)
+        gpu.probe(tmp_path, cell.engine)
+        gpu.attach(tmp_path, cell.engine, "http://localhost:1")
+    assert len(ran) == 3 * len(gpu.CELLS)
+    for command in ran:
+        assert check_command(shlex.join(command[3:])) in ("refit", "parity probe", "attach")
+
+
+def test_where_nothing_can_run_every_line_has_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "gpus", lambda: 0)
+    monkeypatch.setattr(gpu, "figures", lambda: None)
+    monkeypatch.setattr("sys.argv", ["gpu"])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 2
+    assert len(lines) == len(gpu.CELLS) + 3
+    assert all(line.endswith(("and 0 are here", "nothing ran")) for line in lines)

@@ -16,6 +16,8 @@ from ckptcheck.text.file_io import real_path
 LOAD_TIMEOUT = 900.0
 """Seconds to load a checkpoint: on a cold disk an engine takes a minute before it begins."""
 
+NO_FACTS = frozenset({"logprobs", "text"})
+"""Switches that say how rollouts are read, not how the engine computes."""
 Mode = Literal["plain", "stock"]
 
 
@@ -68,7 +70,10 @@ def load_checkpoint(
     }
     start_timeout = default_timeout(LOAD_TIMEOUT) if timeout is None else timeout
     reply = worker.call("start", timeout=start_timeout, **arguments)
-    facts = reply["facts"]
+    # under the neutral names, so that runs of two engines can be compared; its own facts may say the same in more detail
+    applied = {"prefix_caching" if name == "prefix_cache" else name: value for name, value in reply["switches"].items()}
+    recorded = {name: str(value) for name, value in applied.items() if name not in NO_FACTS and value is not None}
+    facts = {**recorded, **reply["facts"]}
     info = EngineInfo(engine.lower(), reply["version"], reply["dtype"], reply["ranks"], reply["architecture"], facts)
     description = f"{engine} {reply['version']} on {facts['device'].upper()}"
     return info, ignored_switches(options.switches, reply["switches"], description)

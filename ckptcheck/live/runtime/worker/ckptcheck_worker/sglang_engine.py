@@ -81,10 +81,7 @@ def start(
 def _describe(engine: Any) -> dict[str, Any]:
     import sglang
 
-    names = (
-        "device", "attention_backend", "disable_radix_cache", "disable_cuda_graph", "page_size", "tp_size",
-        "disable_overlap_schedule", "enable_fp32_lm_head",
-    )  # fmt: skip
+    names = ("device", "attention_backend", "disable_cuda_graph", "page_size", "tp_size")
     model, nccl = engine.tokenizer_manager.model_config, ipc.nccl_version()
     return {
         "version": sglang.__version__,

@@ -63,11 +63,8 @@ def _describe(llm: Any) -> dict[str, Any]:
     facts = {
         "device": str(config.device_config.device_type),
         "mode": "plain" if vllm_launch.runs_on_cpu() and os.environ[vllm_plain.PLAIN_VARIABLE] == "1" else "stock",
-        "prefix_caching": str(cache.enable_prefix_caching),
         "block_size": str(cache.block_size),
         "enforce_eager": str(model.enforce_eager),
-        "async_scheduling": str(config.scheduler_config.async_scheduling),
-        "head_fp32": str(str(model.head_dtype) == "torch.float32"),
         "disable_cascade_attn": str(getattr(model, "disable_cascade_attn", None)),
         "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
