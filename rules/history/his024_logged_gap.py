@@ -32,9 +32,10 @@ huggingface/trl#5142 (weights that are discarded at wake-up), NovaSky-AI/SkyRL#1
 NeMo-RL's guide to GRPO names an upward drift of 1 to 2 % a fault of the weight update
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from math import exp, log
 from statistics import median
 
@@ -213,9 +214,7 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
     suspects = next((each.suspects for _, each in [before[-1], *after] if each.suspects), ())
     if suspects:
         return _Cause("; ".join(suspects), "have both sides compute alike, and the gap goes")
-    steps = [each.step for _, each in own if each.step is not None]
-    is_left_out = gap.step not in (None, sync.step) and len(own) > len(before) and len(steps) > 1
-    if is_left_out and median(map(int.__sub__, steps[1:], steps)) == 1:
+    if len(own) > len(before) and _is_left_out(own, sync, gap):
         return _Cause(
             f"the record has no sync of that step, so that the engine drew with the weights of {history.label(index)}",
             "find out why the job left the sync out",
@@ -232,6 +231,16 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
         if as_sent >= sync.sent.keys():
             return _describe_held(history, sync)
     return UNKNOWN
+
+
+def _is_left_out(own: Sequence[tuple[int, SyncRecord]], sync: SyncRecord, gap: GapRecord) -> bool:
+    """Return whether a job that syncs at regular steps has left out the sync after this one, before the step of a gap."""
+    steps = [each.step for _, each in own if each.step is not None]
+    pauses = [after - before for before, after in pairwise(steps) if after > before]
+    if not pauses or gap.step is None or sync.step is None:
+        return False
+    (usual, number), *_ = Counter(pauses).most_common(1)
+    return 2 * number >= len(pauses) and gap.step - sync.step >= usual
 
 
 def _describe_held(history: History, sync: SyncRecord) -> _Cause:
