@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from jobs import launch
+from jobs.plugin_site import write_plugin_site
 
 import ckptcheck
 from ckptcheck.linter.rule import Finding
 from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
 from tests.paths import ROOT
-from tests.watch.plugin_site import write_plugin_site
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
