@@ -21,6 +21,8 @@ from ckptcheck.runs.history.tables import history_sections
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
+RESTING = 3
+"""Syncs in a row from which on a matrix has stopped that others of its kind do not."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -304,6 +306,31 @@ class History(EvidenceDefaults):
         """Names that were sent with the same values at every step."""
         changed = frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs))
         return tuple(name for name in self.compared_names if name not in changed)
+
+    @cached_property
+    def stopped_matrices(self) -> Mapping[str, tuple[int, ...]]:
+        """Each matrix that changed at every step, and then at none to the end → the syncs at which it rested.
+
+        Its siblings changed at each of them: a job that trains its layers in turns, or froze a kind, has none such.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        kinds: dict[str, list[str]] = {}
+        for name in sorted(set(trainable_matrices(self.compared_names)) - self.sent_otherwise - self.frozen):
+            kinds.setdefault(name_pattern(name), []).append(name)
+        for siblings in kinds.values():
+            known = {
+                name: [pair for pair in self.step_pairs if name in pair.before.sent and name in pair.after.sent]
+                for name in siblings
+            }
+            resting = {name: [pair for pair in known[name] if name not in pair.sent_changed] for name in siblings}
+            others = [name for name in siblings if not resting[name]]
+            alike = {tuple(pair.index for pair in each) for each in resting.values() if each}
+            if 2 * len(others) < len(siblings) or len(alike) != 1:
+                continue
+            for name, still in resting.items():
+                if RESTING <= len(still) <= len(known[name]) - 2 and known[name][-len(still) :] == still:
+                    found[name] = tuple(pair.index for pair in still)
+        return found
 
     def count_comparisons(self, name: str) -> int:
         """Return the number of steps at which the record can compare a tensor with the sync before."""
