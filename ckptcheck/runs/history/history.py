@@ -596,8 +596,8 @@ def build_history(
         else:
             syncs.append(each)
     if logged is None:
-        logged = tuple(sync.logged for sync in syncs if sync.logged is not None)
-        logged = logged if logged and logged[0].step <= 1 else ()
+        has_beginning = bool(syncs) and (syncs[0].step or 0) <= 1
+        logged = tuple(sync.logged for sync in syncs if sync.logged is not None and has_beginning)
     return History(target, tuple(syncs), damaged or {}, saved, responses, known_gaps, logged, missing)
 
 
