@@ -11,7 +11,8 @@ The job's own metric, one number a step: `sampling/sampling_logp_difference/mean
 - **A drift.** Values that stay three times above those of the start, by a cumulative sum, and above half of the first limit.
 - The finding names what the record shows of the cause: a prefix cache that was kept, or other sampling settings, as the adapter saw
   them; a step without a sync; or that the engine held every tensor as it was sent, so that the sync is not at fault. Where another
-  rule reports that, this finding is an info.
+  rule reports that, this finding is an info. A driver such as verl's sees no sync: give its record beside those of both sides,
+  `ckptcheck refit history SENDER ENGINE DRIVER`.
 
 ## Why it matters
 - The engine draws tokens from another policy than the one that is trained. Ratios are clipped or corrected, and the cause stays.
@@ -173,7 +174,8 @@ def _describe(
     history: History, run: str, gaps: list[GapRecord], values: list[float], departure: _Departure, limit: float
 ) -> Problem:
     first, last = gaps[departure.places[0]], gaps[departure.places[-1]]
-    shown = f"{first.name} is {first.value:.3g}"
+    own, nats = first.value or 0.0, values[departure.places[0]]
+    shown = f"{first.name} is {own:.3g}" + (f" ({nats:.2g} nats a token)" if abs(nats - own) > 0.01 * nats else "")
     if departure.kind == "start":
         since = "" if departure.places[0] else " from the start"
         shown += f"{since}, and equal weights {_describe_dtype(first.dtype)} differ by at most {limit:g} nats a token"

@@ -144,14 +144,14 @@ def test_faults_planted_from_outside_are_named(tmp_path: Path) -> None:
 def test_all_faults_planted_from_outside_and_all_sound_settings(tmp_path: Path) -> None:
     """All but two faults have their cause named within three syncs, and no sound setting is alarmed. The table is kept."""
     run("trl_faults", tmp_path, timeout=3600)
-    keep_results("TRL", tmp_path / "table.json")
+    keep_results("TRL 1.16.0", tmp_path / "table.json")
 
 
 @pytest.mark.matrix
 def test_all_faults_in_jobs_of_verl_and_all_sound_settings(tmp_path: Path) -> None:
     """Each in a job of its own, with what watches as it is left on: at the rollout, in vLLM, and in the driver."""
     run("verl_grpo", tmp_path, "--table", timeout=3600)
-    keep_results("verl", tmp_path / "table.json")
+    keep_results("verl 0.9.1", tmp_path / "table.json")
 
 
 def test_a_job_of_trl_with_a_server(tmp_path: Path) -> None:
