@@ -22,7 +22,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 JOBS ?=
-ENGINES ?= vllm-cpu sglang-cpu megatron trl-cpu checkpoint-engine-cpu
+ENGINES ?= vllm-cpu sglang-cpu megatron trl-cpu checkpoint-engine-cpu verl-cpu
 SEED ?= 1
 DOOR ?= checkpoint
 LASTS ?= 60

@@ -56,6 +56,7 @@ def assemble_pages(folder: Path) -> None:
     _write(folder / "rules/index.md", list_rules(rules))
     _write(folder / "reference/options.md", describe_options())
     _write(folder / "reference/api.md", describe_api())
+    _write(folder / "reference/job-faults.md", describe_job_faults())
 
 
 def _move_links(text: str, base: Path, place: str) -> str:
@@ -111,6 +112,13 @@ def list_rules(rules: list[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def describe_job_faults() -> str:
+    """Return the page of the faults that were planted in real jobs, as the last run of each table was kept."""
+    with _importing_from(ROOT / "fixtures"):
+        from jobs.trials import format_results
+    return format_results()
+
+
 def describe_options() -> str:
     """Return the page of every command with its options, as the command line declares them."""
     lines = ["# Commands and options", "", "`ckptcheck COMMAND --help` prints the same."]
@@ -145,6 +153,15 @@ class HelpSections:
     def write_dl(self, rows: list[tuple[str, str]]) -> None:
         """Take the rows of the section."""
         self.rows.setdefault(self._title, []).extend(rows)
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _list_commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:

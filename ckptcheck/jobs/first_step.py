@@ -6,6 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from math import isfinite
+from typing import Any
+
+from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
+from ckptcheck.runs.history.record import LoggedStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +103,34 @@ def _list_numbers(pattern: re.Pattern[str], line: str) -> Iterator[tuple[str, fl
     for match in pattern.finditer(line):
         with suppress(ValueError):  # a version, a date
             yield match[1], float(match[2])
+
+
+@cache
+def list_printed_steps() -> dict[str, PrintedSteps]:
+    """Return name of a framework's folder → how its jobs print their steps: one of two files there says it."""
+    own = {
+        name: load_framework_file(name, "printed_steps").PRINTED_STEPS for name in list_frameworks_with("printed_steps")
+    }
+    first = {name: load_framework_file(name, "first_step").FIRST_STEP for name in list_frameworks_with("first_step")}
+    return dict(sorted({**own, **first}.items()))
+
+
+def find_logged_step(metrics: Mapping[Any, Any], step: int) -> LoggedStep | None:
+    """Return what a job logs of a step beside the gap, by the names of the framework that has most of them; None for nothing."""
+    known = {name: [*each.zeros, *each.logprobs, each.gradient] for name, each in list_printed_steps().items()}
+    name = max(known, key=lambda each: sum(number in metrics for number in known[each]))
+    row = {}
+    for number in known[name]:
+        with suppress(KeyError, TypeError, ValueError, RuntimeError):
+            row[number] = float(metrics[number])
+    return describe_step(step, row, list_printed_steps()[name]) if row else None
+
+
+def describe_step(step: int, row: Row, printed: PrintedSteps) -> LoggedStep:
+    """Return what a row says of its step."""
+    zeros = {name: row[name] for name in printed.zeros if name in row}
+    means = [row[name] for name in printed.logprobs if name in row]
+    if len(means) > 1:
+        zeros[" - ".join(printed.logprobs)] = means[0] - means[1]
+    finite = {name: value for name, value in zeros.items() if isfinite(value)}
+    return LoggedStep(step, row.get(printed.gradient), finite, means[0] if means else None)

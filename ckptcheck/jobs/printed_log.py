@@ -12,14 +12,21 @@ from typing import TypeVar
 import msgspec
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
-from ckptcheck.jobs.first_step import LONGEST_LINE, STEP, PrintedSteps, Row, StepLog
+from ckptcheck.jobs.first_step import (
+    LONGEST_LINE,
+    STEP,
+    PrintedSteps,
+    Row,
+    StepLog,
+    describe_step,
+    list_printed_steps,
+)
 from ckptcheck.linter.report import Section
 from ckptcheck.rollouts.curves import CURVES, Curve
 from ckptcheck.rollouts.run_comparison import RunComparison
 from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.runs.history.history import History
-from ckptcheck.runs.history.logged_gap import LOGGED, LoggedStep, find_gap, find_logged, is_exact
+from ckptcheck.runs.history.logged_gap import LOGGED, find_gap, find_logged, is_exact
 from ckptcheck.runs.history.record import SyncRecord, read_lines
 
 H = TypeVar("H", bound=History)
@@ -89,9 +96,8 @@ def compare_logs(run: Sequence[Path], reference: Sequence[Path]) -> RunCompariso
 
 def open_printed_log(path: Path) -> PrintedLog | None:
     """Return a file as the log of the framework of which it has most steps; None if it has no step, and if it cannot be read."""
-    logs = {}
-    for name in sorted({*list_frameworks_with("printed_steps"), *list_frameworks_with("first_step")}):
-        logs[name] = StepLog(load_printed_steps(name))
+    printed = list_printed_steps()
+    logs = {name: StepLog(each) for name, each in printed.items()}
     try:
         for _, line in read_lines(path):
             text = line[:LONGEST_LINE].decode(errors="replace")
@@ -101,14 +107,7 @@ def open_printed_log(path: Path) -> PrintedLog | None:
         return None
     name = max(logs, key=lambda each: len(logs[each].rows))
     rows = logs[name].rows
-    return build_printed_log(str(path), name.replace("_", "-"), load_printed_steps(name), rows) if rows else None
-
-
-def load_printed_steps(name: str) -> PrintedSteps:
-    """Return how a framework's jobs print their steps. name: that of its folder, which has one of the two files."""
-    if name in list_frameworks_with("first_step"):
-        return load_framework_file(name, "first_step").FIRST_STEP  # type: ignore[no-any-return]
-    return load_framework_file(name, "printed_steps").PRINTED_STEPS  # type: ignore[no-any-return]
+    return build_printed_log(str(path), name.replace("_", "-"), printed[name], rows) if rows else None
 
 
 def build_printed_log(
@@ -181,13 +180,5 @@ def add_logged_numbers(
         history,
         syncs=tuple(syncs),
         known_gaps=tuple((run, gap) for gap in gaps),
-        logged=tuple(_describe_step(step, row, printed) for step, row in zip(numbers, rows, strict=True)),
+        logged=tuple(describe_step(step, row, printed) for step, row in zip(numbers, rows, strict=True)),
     )
-
-
-def _describe_step(step: int, row: Row, printed: PrintedSteps) -> LoggedStep:
-    zeros = {name: row[name] for name in printed.zeros if name in row}
-    means = [row[name] for name in printed.logprobs if name in row]
-    if len(means) > 1:
-        zeros[" - ".join(printed.logprobs)] = means[0] - means[1]
-    return LoggedStep(step, row.get(printed.gradient), zeros, means[0] if means else None)

@@ -33,7 +33,7 @@ def history(
     others: Annotated[
         Paths,
         Argument(
-            "Records of the same job by others: engines that watched themselves, further ranks that send.",
+            "Records of the same job by others: engines that watched themselves, ranks that send too, a driver that logs.",
             metavar="[FILE...]",
         ),
     ] = (),

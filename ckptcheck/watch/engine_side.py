@@ -123,12 +123,14 @@ class _ModuleSide:
         self, sent: Collection[str], digests: SyncDigests, includes: Callable[[str], bool], stops: Callable[[], bool]
     ) -> Mapping[str, str]:
         """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`."""
-        if not self._read_parts(self.find_layout(sent), digests, includes, stops):
+        layout = self.find_layout(sent)
+        if not self._read_parts(layout, digests, includes, stops):
             # a parameter has another form than at the last sync
             self._layout = None
-            if not self._read_parts(self.find_layout(sent), digests, includes, stops):
+            layout = self.find_layout(sent)
+            if not self._read_parts(layout, digests, includes, stops):
                 raise CkptcheckError("its parameters change while they are read")
-        return {f"0/{name}": EMPTY for name in self.find_layout(sent).empty}
+        return {f"0/{name}": EMPTY for name in layout.empty}
 
     def find_layout(self, sent: Collection[str]) -> EngineLayout:
         """Return where the parts lie: as at the last reading, if the module and the names are the same."""

@@ -44,6 +44,7 @@ class Syncing:
         self._watch, self._looks_at_weights, self._number = watch, looks_at_weights, watch.number
         self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=run_id())
         self._sync.gap, watch.pending_gap = watch.pending_gap, None
+        self._sync.logged, watch.pending_step = watch.pending_step, None
         self._began = self._digest_seconds = 0.0
         self._is_incomplete = self._has_ended = False
         self._iterators_returned = self._iterators_started = 0

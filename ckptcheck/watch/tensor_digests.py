@@ -7,6 +7,7 @@ from typing import Any
 
 from ckptcheck.live.runtime.engines.digest import digest
 from ckptcheck.live.runtime.worker.ckptcheck_worker import shard_digest
+from ckptcheck.values.shard_digest import format_sums, sum_memory
 
 Weights = Iterable[tuple[str, Any]]
 """Pairs of a name with a torch tensor, a numpy array or a digest."""
@@ -16,8 +17,13 @@ def digest_tensor(tensor: Any) -> str:
     """Digest a torch tensor on its own device, or a numpy array; equal bytes give equal digests."""
     if not hasattr(tensor, "data_ptr"):
         return digest(tensor)
+    if tensor.device.type != "cpu":
+        return shard_digest.digest(tensor)
     # in the host's memory the compiled kernel of ckptcheck takes less time than torch
-    return digest(shard_digest.view_bytes(tensor)) if tensor.device.type == "cpu" else shard_digest.digest(tensor)
+    tensor = tensor.detach().contiguous()
+    # a tensor that wraps others has no memory of its own
+    sums = sum_memory(address, tensor.nbytes) if (address := tensor.data_ptr()) else None
+    return digest(shard_digest.view_bytes(tensor)) if sums is None else format_sums(sums, tensor.nbytes)
 
 
 def digests(weights: Weights) -> Mapping[str, str]:

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ckptcheck.runs.history.logged_gap import find_gap
+from msgspec import structs
+
+from ckptcheck.jobs.first_step import find_logged_step
+from ckptcheck.runs.history.logged_gap import find_gap, is_exact
 from ckptcheck.runs.history.record import SyncRecord, run_id
 from ckptcheck.watch.story import tell
 from ckptcheck.watch.sync_check import SyncCheck, tell_findings
@@ -51,22 +54,36 @@ class Watch(WatchState):
     """
 
     def logged(self, metrics: Mapping[Any, Any], step: int | None = None) -> None:
-        """Give the watch what the job logs at a step: it looks for the gap that the job measures itself (see HIS024).
+        """Give the watch what the job logs at a step: it looks for the gap that the job measures itself (HIS024), the norm of the
+        gradient, and numbers that are 0 at step 0 (HIS032).
 
-        The next sync records it. In a process that syncs no weights, such as the driver of verl, each gap has a record of its own.
+        The next sync records them. In a process that syncs no weights, such as the driver of verl, each has a record of its own.
 
         metrics: name → number. step: the step whose tokens they are about, counted as syncs are.
         """
-        gap = find_gap(metrics, convert_number(step, int), self.dtype) if self.enabled else None
-        if gap is None:
+        if not self.enabled:
             return
-        self.gaps.append(gap)
-        self.pending_gap = gap
+        step = convert_number(step, int)
+        logged = find_logged_step(metrics, step) if step is not None else None
+        if logged is not None:
+            if self.logged_steps and self.logged_steps[-1].step == step:  # a job may log a step by parts
+                logged = self.logged_steps.pop().join(logged)
+            self.logged_steps.append(logged)
+            self.pending_step = logged
+        gap = find_gap(metrics, step, self.dtype)
+        if gap is not None:
+            if not self.dtype and not self.gaps and is_exact(gap):
+                self.dtype = "float32"
+                gap = structs.replace(gap, dtype=self.dtype)
+            self.gaps.append(gap)
+            self.pending_gap = gap
+        elif logged is None or logged.gradient is None:
+            return
         self._is_driver = self._is_driver or self.number == 0
         if self._is_driver:
             self.number += 1
             _watches.add(self)
-            with Syncing(self, gap.step, None, None, looks_at_weights=False):
+            with Syncing(self, step, None, None, looks_at_weights=False):
                 pass
 
     def close(self) -> None:
@@ -78,7 +95,7 @@ class Watch(WatchState):
             return
         self._is_closed = True
         self.wait(END_PATIENCE)
-        if self.pending_gap is not None:
+        if self.pending_gap is not None or self.pending_step is not None:
             self.attempt("judge what was logged", lambda: tell_findings(self, self.judge(None), is_error=True))
         tell(self.story.describe_end(self.coverage, self.record.path if self.record is not None else None))
 

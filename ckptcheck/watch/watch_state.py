@@ -20,7 +20,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.runs.history.history import build_history
-from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, find_earlier, run_id
+from ckptcheck.runs.history.record import KEEP, GapRecord, LoggedStep, Record, SyncRecord, find_earlier, run_id
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
@@ -84,10 +84,14 @@ class WatchState:
         """See `find_odd`."""
         self.pending_gap: GapRecord | None = None
         """The gap that the job has logged since the last sync."""
+        self.pending_step: LoggedStep | None = None
+        """What else it has logged of a step since then."""
         self.gaps: list[GapRecord] = []
         """All gaps that it has logged."""
-        self._judged = 0
-        """How many of them were judged."""
+        self.logged_steps: list[LoggedStep] = []
+        """All steps of which it has logged something else."""
+        self._judged = 0, 0
+        """How many of each were judged."""
         self.dtype = ""
         """In which both sides compute, where the adapter knows it."""
         self.record = Record(find_record_path(record), keep=keep) if record is not None and enabled else None
@@ -219,7 +223,9 @@ class WatchState:
             # a job that goes on after its process ended
             with suppress(OSError, ValueError):
                 self.last = find_earlier(self.record.path, sync)
-            self._reported = set(map(_identify, self._run_rules(target, self.last, 0).findings)) if self.last else set()
+            self._reported = (
+                set(map(_identify, self._run_rules(target, self.last, (0, 0)).findings)) if self.last else set()
+            )
         most = max(TAIL, 2 * self.schedule.groups + 2)
         kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
         old = self._reported
@@ -229,7 +235,7 @@ class WatchState:
             old = old | set(map(_identify, before.findings))
             self._messages = _list_errors(before)
         self.last = kept if sync is None else [*kept, sync]
-        self._judged = len(self.gaps)
+        self._judged = len(self.gaps), len(self.logged_steps)
         report = self._run_rules(target, self.last, self._judged)
         self._reported = set(map(_identify, report.findings))
         messages = _list_errors(report)
@@ -245,15 +251,15 @@ class WatchState:
             counts=report.counts,
         )
 
-    def _run_rules(self, target: str, syncs: Sequence[SyncRecord], number: int) -> Report:
-        """Run the rules on syncs, and on so many of the gaps."""
+    def _run_rules(self, target: str, syncs: Sequence[SyncRecord], number: tuple[int, int]) -> Report:
+        """Run the rules on syncs, and on so many of the gaps and of the steps that were logged."""
         from ckptcheck.linter import rule_loader
         from ckptcheck.linter.runner import run_rules
 
         if not self._rules:
             self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
-        gaps = tuple((run_id(), gap) for gap in self.gaps[:number])
-        return run_rules(build_history(target, syncs, known_gaps=gaps), self._rules)
+        gaps, steps = tuple((run_id(), gap) for gap in self.gaps[: number[0]]), self.logged_steps[: number[1]]
+        return run_rules(build_history(target, syncs, known_gaps=gaps, logged=steps), self._rules)
 
 
 def _list_errors(report: Report) -> frozenset[str]:

@@ -57,8 +57,8 @@ def check(history: History) -> Iterator[Problem]:
             hint="look for it among the optimizer's parameters",
         )
     stopped: dict[tuple[int, ...], list[str]] = {}
-    for name, since in _find_stopped(history):
-        stopped.setdefault(tuple(since), []).append(name)
+    for name, since in history.stopped_matrices.items():
+        stopped.setdefault(since, []).append(name)
     for indices, names in stopped.items():
         yield Problem(
             f"{history.label(indices[0])}: {count(len(names), 'matrix', 'matrices')} that changed at every step before"
@@ -76,35 +76,3 @@ def _list_lone(history: History, constant: set[str]) -> list[str]:
     kinds = Counter(map(name_pattern, history.compared_names))
     still = set(trainable_matrices(constant))
     return sorted(still) if len(still) <= LONE and all(kinds[name_pattern(name)] == 1 for name in still) else []
-
-
-def _find_stopped(history: History) -> Iterator[tuple[str, list[int]]]:
-    """Yield each matrix that changed at every step, and then at none to the end, with the syncs at which it rested.
-
-    Its siblings changed at each of them: a job that trains its layers in turns, or froze a kind, has none such.
-    """
-    pairs = history.step_pairs
-    matrices = sorted(set(trainable_matrices(history.compared_names)) - history.sent_otherwise - history.frozen)
-    kinds: dict[str, list[str]] = {}
-    for name in matrices:
-        kinds.setdefault(name_pattern(name), []).append(name)
-    for siblings in kinds.values():
-        resting = {
-            name: [
-                pair
-                for pair in pairs
-                if name in pair.before.sent and name in pair.after.sent and name not in pair.sent_changed
-            ]
-            for name in siblings
-        }
-        for name in siblings:
-            known = [pair for pair in pairs if name in pair.before.sent and name in pair.after.sent]
-            still = resting[name]
-            others = [other for other in siblings if not resting[other]]
-            if (
-                STEPS <= len(still) <= len(known) - 2
-                and known[-len(still) :] == still
-                and 2 * len(others) >= len(siblings)
-                and len({tuple(pair.index for pair in each) for each in resting.values() if each}) == 1
-            ):
-                yield name, [pair.index for pair in still]

@@ -11,7 +11,8 @@ The job's own metric, one number a step: `sampling/sampling_logp_difference/mean
 - **A drift.** Values that stay three times above those of the start, by a cumulative sum, and above half of the first limit.
 - The finding names what the record shows of the cause: a prefix cache that was kept, or other sampling settings, as the adapter saw
   them; a step without a sync; or that the engine held every tensor as it was sent, so that the sync is not at fault. Where another
-  rule reports that, this finding is an info.
+  rule reports that, this finding is an info. A driver such as verl's sees no sync: give its record beside those of both sides,
+  `ckptcheck refit history SENDER ENGINE DRIVER`.
 
 ## Why it matters
 - The engine draws tokens from another policy than the one that is trained. Ratios are clipped or corrected, and the cause stays.
@@ -32,9 +33,10 @@ huggingface/trl#5142 (weights that are discarded at wake-up), NovaSky-AI/SkyRL#1
 NeMo-RL's guide to GRPO names an upward drift of 1 to 2 % a fault of the weight update
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from math import exp, log
 from statistics import median
 
@@ -172,7 +174,8 @@ def _describe(
     history: History, run: str, gaps: list[GapRecord], values: list[float], departure: _Departure, limit: float
 ) -> Problem:
     first, last = gaps[departure.places[0]], gaps[departure.places[-1]]
-    shown = f"{first.name} is {first.value:.3g}"
+    own, nats = first.value or 0.0, values[departure.places[0]]
+    shown = f"{first.name} is {own:.3g}" + (f" ({nats:.2g} nats a token)" if abs(nats - own) > 0.01 * nats else "")
     if departure.kind == "start":
         since = "" if departure.places[0] else " from the start"
         shown += f"{since}, and equal weights {_describe_dtype(first.dtype)} differ by at most {limit:g} nats a token"
@@ -213,9 +216,7 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
     suspects = next((each.suspects for _, each in [before[-1], *after] if each.suspects), ())
     if suspects:
         return _Cause("; ".join(suspects), "have both sides compute alike, and the gap goes")
-    steps = [each.step for _, each in own if each.step is not None]
-    is_left_out = gap.step not in (None, sync.step) and len(own) > len(before) and len(steps) > 1
-    if is_left_out and median(map(int.__sub__, steps[1:], steps)) == 1:
+    if len(own) > len(before) and _is_left_out(own, sync, gap):
         return _Cause(
             f"the record has no sync of that step, so that the engine drew with the weights of {history.label(index)}",
             "find out why the job left the sync out",
@@ -232,6 +233,16 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
         if as_sent >= sync.sent.keys():
             return _describe_held(history, sync)
     return UNKNOWN
+
+
+def _is_left_out(own: Sequence[tuple[int, SyncRecord]], sync: SyncRecord, gap: GapRecord) -> bool:
+    """Return whether a job that syncs at regular steps has left out the sync after this one, before the step of a gap."""
+    steps = [each.step for _, each in own if each.step is not None]
+    pauses = [after - before for before, after in pairwise(steps) if after > before]
+    if not pauses or gap.step is None or sync.step is None:
+        return False
+    (usual, number), *_ = Counter(pauses).most_common(1)
+    return 2 * number >= len(pauses) and gap.step - sync.step >= usual
 
 
 def _describe_held(history: History, sync: SyncRecord) -> _Cause:

@@ -1,8 +1,8 @@
 """A number that the job logs of a step is none that a sound step has.
 
 ## What it checks
-In the log of a job of slime, miles, verl, TRL, NeMo-RL or PipelineRL (`ckptcheck refit history train.log`), and of
-`ckptcheck gate --first-step`:
+In the log of a job of slime, miles, verl, TRL, NeMo-RL or PipelineRL (`ckptcheck refit history train.log`), of
+`ckptcheck gate --first-step`, and in what a running job logs where a watch reads it (`WatchCallback`, `watch_log`):
 - **KL at step 0** (slime, miles): `train/ppo_kl` compares the trainer with itself, `train/kl_loss` and `rollout/ref_log_probs` with
   the reference of the same weights. All are 0: slime's CI allows 1e-8. A reference that is off by more than 0.01, which kernels do
   not make, is an error.
@@ -39,7 +39,7 @@ from math import isfinite
 from ckptcheck import Problem, rule
 from ckptcheck.rollouts.coherence import guess_logprob
 from ckptcheck.runs.history.history import History
-from ckptcheck.runs.history.logged_gap import LoggedStep
+from ckptcheck.runs.history.record import LoggedStep
 from ckptcheck.text.formatting import count
 
 SAME, ROUNDING = 1e-8, 1e-2

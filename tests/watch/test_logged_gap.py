@@ -96,6 +96,42 @@ def test_what_is_no_number_breaks_nothing(tmp_path: Path) -> None:
     assert codes == ["HIS024"]
 
 
+@pytest.mark.parametrize(
+    ("logged", "expected"),
+    [
+        ([{"grad_norm": 2e9, "loss": 0.1}] * 6, ["step 0: the norm of the gradient is 2e+09; it is above 1,000 at 1 of 1 step"]),
+        ([{"grad_norm": 0.0}] * 7, ["the gradient is 0 at each of 5 steps"]),
+        # slime logs a step by parts
+        ([{"rollout/log_probs": -0.5, "rollout/ref_log_probs": -0.9}, {"train/grad_norm": 0.1, "train/ppo_kl": 0.0, "at": 0}],
+         ["step 0: rollout/log_probs - rollout/ref_log_probs is 0.4, where trainer and reference hold the same weights"]),
+        ([{"grad_norm": 0.4}, {"grad_norm": float("inf")}, {"grad_norm": 5e3}, {"grad_norm": "none"}], []),
+        ([{"actor/grad_norm": 0.0, "actor/pg_loss": 0.0}, *[{"actor/grad_norm": 0.3}] * 5], []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("syncs", [True, False])
+def test_what_else_the_job_logs_is_judged_in_the_job_and_kept(
+    tmp_path: Path, logged: list[dict[str, Any]], expected: list[str], syncs: bool
+) -> None:
+    """HIS032, said once: with the next sync, or at once in a driver that syncs nothing."""
+    found: list[str] = []
+    watch = Watch(
+        Engine() if syncs else None, record=tmp_path / "syncs.jsonl", on=lambda finding: found.append(finding.message)
+    )
+    trainer = Trainer()
+    for place, metrics in enumerate(logged):
+        step = metrics.get("at", place)
+        if syncs and step == place:
+            with watch(step=step) as sync:
+                watch.engine.update(sync.sent(trainer.export()))  # type: ignore[union-attr]
+            trainer.step()
+        watch.logged(metrics, step)
+    watch.close()
+    assert found == expected
+    if len(logged) > 2:  # the end of the process records nothing
+        said = [each.message for each in ckptcheck.history(tmp_path / "syncs.jsonl").findings if each.code == "HIS032"]
+        assert len(said) == len(expected)
+
+
 class VerlTracking:
     """As verl's."""
 

@@ -230,6 +230,48 @@ def test_torch_tensors_where_they_lie() -> None:
     assert watch.last[-1].sent == {}
 
 
+def test_tensors_of_every_form_are_digested_as_their_bytes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiled kernel, which reads memory by its address, and without it."""
+    needs("torch")
+    import torch
+
+    from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import digest as digest_slowly
+    from ckptcheck.values import shard_digest
+    from ckptcheck.watch.tensor_digests import digest_tensor
+
+    whole = torch.arange(6000, dtype=torch.float32).reshape(60, 100)
+    forms = [
+        whole,
+        whole.t(),
+        whole[7:, 3:],
+        whole[5],
+        whole[0, 0],
+        whole[:0],
+        whole.bfloat16(),
+        torch.nn.Parameter(whole),
+    ]
+    expected = [digest_slowly(each) for each in forms]
+    assert len(set(expected)) == len(forms) - 1
+    assert [digest_tensor(each) for each in forms] == expected
+    monkeypatch.setattr(shard_digest, "_load_kernel", lambda: None)
+    assert [digest_tensor(each) for each in forms] == expected
+
+    class Wrapper(torch.Tensor):
+        """Has no memory of its own."""
+
+        @staticmethod
+        def __new__(cls: type) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, (4,))
+
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
+            return cls()
+
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError):
+        digest_tensor(Wrapper())
+
+
 def test_the_example_of_the_documentation_says_what_it_is_shown_to_say(tmp_path: Path) -> None:
     needs("torch")
     from tests.watch import forgetful

@@ -13,14 +13,16 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
-from ckptcheck.runs.history.joined import join_records
-from ckptcheck.runs.history.logged_gap import DRAWN, LoggedStep
-from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, GapRecord, SyncRecord, read_record
+from ckptcheck.runs.history.joined import join_records, place_gaps
+from ckptcheck.runs.history.logged_gap import DRAWN
+from ckptcheck.runs.history.record import NO_BYTES, PLAINLY, GapRecord, LoggedStep, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
+RESTING = 3
+"""Syncs in a row from which on a matrix has stopped that others of its kind do not."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -139,7 +141,7 @@ class History(EvidenceDefaults):
     known_gaps: tuple[tuple[str, GapRecord], ...] | None = None
     """Process and gap of all that a job has logged so far, for a watch that has fewer syncs than that; None: those of the syncs."""
     logged: Sequence[LoggedStep] = ()
-    """What the job's log says of its steps beside the gap, where a log was read."""
+    """What the job logged of its steps beside the gap, from the first one on."""
     missing: Sequence[tuple[int, SyncRecord]] = ()
     """Rollouts that began without the sync of their step: the place of the last sync before them, and what was recorded."""
     arrived: Mapping[int, Sequence[Mapping[str, str]]] = field(default_factory=dict)
@@ -304,6 +306,31 @@ class History(EvidenceDefaults):
         """Names that were sent with the same values at every step."""
         changed = frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs))
         return tuple(name for name in self.compared_names if name not in changed)
+
+    @cached_property
+    def stopped_matrices(self) -> Mapping[str, tuple[int, ...]]:
+        """Each matrix that changed at every step, and then at none to the end → the syncs at which it rested.
+
+        Its siblings changed at each of them: a job that trains its layers in turns, or froze a kind, has none such.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        kinds: dict[str, list[str]] = {}
+        for name in sorted(set(trainable_matrices(self.compared_names)) - self.sent_otherwise - self.frozen):
+            kinds.setdefault(name_pattern(name), []).append(name)
+        for siblings in kinds.values():
+            known = {
+                name: [pair for pair in self.step_pairs if name in pair.before.sent and name in pair.after.sent]
+                for name in siblings
+            }
+            resting = {name: [pair for pair in known[name] if name not in pair.sent_changed] for name in siblings}
+            others = [name for name in siblings if not resting[name]]
+            alike = {tuple(pair.index for pair in each) for each in resting.values() if each}
+            if 2 * len(others) < len(siblings) or len(alike) != 1:
+                continue
+            for name, still in resting.items():
+                if RESTING <= len(still) <= len(known[name]) - 2 and known[name][-len(still) :] == still:
+                    found[name] = tuple(pair.index for pair in still)
+        return found
 
     def count_comparisons(self, name: str) -> int:
         """Return the number of steps at which the record can compare a tensor with the sync before."""
@@ -534,11 +561,17 @@ def open_joined_history(
     if len(paths) == 1:
         return open_history(paths[0], saved=saved, responses=responses)
     histories = [open_history(path) for path in paths]
-    syncs, arrived = join_records([each.syncs for each in histories])
+    drivers = [
+        each for each in histories if each.gaps and not any(sync.is_digested or sync.payload for sync in each.syncs)
+    ]
+    sides = [each for each in histories if each not in drivers] or [drivers.pop()]
+    syncs, arrived = join_records([each.syncs for each in sides])
     damaged = {line: f"{each.target}: {why}" for each in histories for line, why in each.damaged_lines.items()}
     missing = next((each.missing for each in histories if each.missing), ())
+    gaps = place_gaps([gap for each in drivers for gap in each.gaps], syncs) if drivers else None
+    logged = next((each.logged for each in histories if each.logged), ())
     target = " + ".join(each.target for each in histories)
-    return History(target, tuple(syncs), damaged, saved, responses, missing=missing, arrived=arrived)
+    return History(target, tuple(syncs), damaged, saved, responses, gaps, logged, missing, arrived)
 
 
 def build_history(
@@ -548,8 +581,13 @@ def build_history(
     saved: SavedWeights | None = None,
     responses: ResponseVersions | None = None,
     known_gaps: tuple[tuple[str, GapRecord], ...] | None = None,
+    logged: Sequence[LoggedStep] | None = None,
 ) -> History:
-    """Return the history of records in their order. damaged: line number → why it is none."""
+    """Return the history of records in their order.
+
+    damaged: line number → why it is none. logged: of a watch, as `known_gaps`; None for what the records have of it, unless they
+    lack its beginning.
+    """
     syncs: list[SyncRecord] = []
     missing: list[tuple[int, SyncRecord]] = []
     for each in records:
@@ -557,7 +595,10 @@ def build_history(
             missing.append((len(syncs) - 1, each))
         else:
             syncs.append(each)
-    return History(target, tuple(syncs), damaged or {}, saved, responses, known_gaps, missing=missing)
+    if logged is None:
+        has_beginning = bool(syncs) and (syncs[0].step or 0) <= 1
+        logged = tuple(sync.logged for sync in syncs if sync.logged is not None and has_beginning)
+    return History(target, tuple(syncs), damaged or {}, saved, responses, known_gaps, logged, missing)
 
 
 def trainable_matrices(names: Collection[str]) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Joins the records that the two sides of a job kept apart: senders, which saw no engine, and engines, which watched themselves."""
+"""Joins the records that the sides of a job kept apart: senders, which saw no engine, engines, which watched themselves, and a
+driver, which saw what the job logs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from datetime import datetime
 
 import msgspec
 
-from ckptcheck.runs.history.record import SyncRecord
+from ckptcheck.runs.history.logged_gap import LOGGED, find_logged
+from ckptcheck.runs.history.record import GapRecord, SyncRecord
 
 Syncs = Sequence[SyncRecord]
 SAME = 0.5
@@ -38,6 +41,21 @@ def join_records(records: Sequence[Syncs]) -> tuple[list[SyncRecord], dict[int, 
         for place in set(range(min(found, default=0), len(joined))) - found.keys():
             joined[place] = msgspec.structs.replace(joined[place], unseen=[*joined[place].unseen, *keys])
     return joined, arrived
+
+
+def place_gaps(gaps: Sequence[tuple[str, GapRecord]], syncs: Syncs) -> tuple[tuple[str, GapRecord], ...]:
+    """Return what a driver logged, by the processes that sync and by their count of steps.
+
+    gaps: the driver's process, and what it logged; syncs: of the senders, in their order. A job that goes on has a driver and a
+    sender more.
+    """
+    senders, drivers = list(dict.fromkeys(sync.run for sync in syncs)), list(dict.fromkeys(run for run, _ in gaps))
+    placed = []
+    for run, gap in gaps:
+        step = None if gap.step is None else gap.step - LOGGED[find_logged(gap.name)].ahead
+        sender = senders[min(drivers.index(run), len(senders) - 1)]
+        placed.append((sender, msgspec.structs.replace(gap, step=step)))
+    return tuple(placed)
 
 
 def _join_ranks(senders: Sequence[Syncs]) -> list[SyncRecord]:

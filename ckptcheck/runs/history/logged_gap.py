@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Any
 
 from ckptcheck.runs.history.record import GapRecord
-
-
-@dataclass(frozen=True)
-class LoggedStep:
-    """What else a job logged of one of its steps, for rules."""
-
-    step: int
-    gradient: float | None = None
-    """The norm of the gradient, before it is clipped; None if the log does not have it."""
-    zeros: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that are 0 at step 0, where a model is compared with itself, by the job's names."""
-    logprob: float | None = None
-    """The trainer's mean logprob of the tokens that the engine drew."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +17,8 @@ class LoggedGap:
     framework: str
     nats: Callable[[float], float]
     """Returns about the mean |Δ| of the logprobs, in nats a token, which makes the metrics comparable: 0 where they agree."""
+    ahead: int = 0
+    """How many steps the job's count is ahead of the sync that gave the engine the weights for these tokens."""
     is_lagging: bool = False
     """Whether it may compare with later weights than those that drew the tokens, so that it grows while the job fills its queue."""
 
@@ -43,10 +32,12 @@ DRAWN = "ckptcheck/drawn"
 """The gap of the tokens that a probe of the watch has the engine draw."""
 LOGGED: Mapping[str, LoggedGap] = {
     "sampling/sampling_logp_difference/mean": LoggedGap("TRL", abs),
-    "rollout_corr/k3_kl": LoggedGap("verl", _of_k3),
-    "training/rollout_probs_diff_mean": LoggedGap("verl", abs),  # of probabilities: never more than that of logprobs
-    "token_mult_prob_error": LoggedGap("NeMo-RL", lambda value: value - 1),
-    "Generation KL Error": LoggedGap("NeMo-RL", _of_k3),  # as it prints gen_kl_error
+    "rollout_corr/k3_kl": LoggedGap("verl", _of_k3, ahead=1),
+    "training/rollout_probs_diff_mean": LoggedGap(
+        "verl", abs, ahead=1
+    ),  # of probabilities: never more than that of logprobs
+    "token_mult_prob_error": LoggedGap("NeMo-RL", lambda value: value - 1, ahead=1),
+    "Generation KL Error": LoggedGap("NeMo-RL", _of_k3, ahead=1),  # as it prints gen_kl_error
     "train_rollout_logprob_abs_diff": LoggedGap("slime and miles", abs),
     "policy/rollout_train_logprobs_abs_diff_mean": LoggedGap("SkyRL", abs),
     "mismatch_kl/all/mean": LoggedGap("prime-rl", _of_k3, is_lagging=True),

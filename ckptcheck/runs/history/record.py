@@ -70,6 +70,24 @@ class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """In which both sides compute, the narrower of two; "" if that is not known."""
 
 
+class LoggedStep(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What else a job logged of one of its steps."""
+
+    step: int
+    gradient: float | None = None
+    """The norm of the gradient, before it is clipped; None if the job does not log it."""
+    zeros: dict[str, float] = {}
+    """Numbers that are 0 at step 0, where a model is compared with itself, by the job's names. All are finite."""
+    logprob: float | None = None
+    """The trainer's mean logprob of the tokens that the engine drew."""
+
+    def join(self, later: LoggedStep) -> LoggedStep:
+        """Return it with what was logged of the same step later."""
+        gradient = self.gradient if later.gradient is None else later.gradient
+        logprob = self.logprob if later.logprob is None else later.logprob
+        return LoggedStep(self.step, gradient, {**self.zeros, **later.zeros}, logprob)
+
+
 class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """How far the logprobs of engine and trainer were apart on fixed sequences, right after a sync."""
 
@@ -166,6 +184,8 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """The parity of both sides after the sync, None if it was not measured."""
     gap: GapRecord | None = None
     """The last gap that the job logged before this sync and after the one before; None if it logged none."""
+    logged: LoggedStep | None = None
+    """What else it logged of that step."""
     coverage: float | None = None
     """Share of the tensors that pass the watch which it looked at, in this sync or one of the last before; None if none passed."""
     odd: dict[str, str] = {}

@@ -41,6 +41,11 @@ FAULTS: tuple[tuple[str, tuple[str, ...], Callable[[History, int], object]], ...
     ("what was sent looks wrong", ("HIS029",), _of_sync(lambda sync: sync.odd)),
     ("the engine did not hold all that was sent", ("HIS008", "HIS001", "HIS007"), _is_unequal),
     ("that sync sent the values of an older step", ("HIS006",), _is_older),
+    (
+        "a matrix was sent unchanged, while others of its kind changed",
+        ("HIS004",),
+        lambda history, index: any(index in resting for resting in history.stopped_matrices.values()),
+    ),
     ("that sync changed nothing", ("HIS002",), _is_unchanged),
 )
 """What is wrong with a sync, the rules that may say it, and how the record shows it."""

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import launch
+from jobs import launch, verl_grpo
 from jobs.tiny_policy import write_policy
 
 from ckptcheck.live.gate.launch_words import write_shell_file
@@ -72,7 +72,7 @@ def test_the_jobs_own_command_runs_for_one_step(verl: Path) -> None:
 
 FAULTS = {
     "nan": ("HIS022", "step 0: the trainer's loss or gradient is no finite number"),
-    "wide gap": ("HIS024", "step 0: rollout_corr/k3_kl is 0.045 from the start"),
+    "wide gap": ("HIS024", "step 0: rollout_corr/k3_kl is 0.045 (0.3 nats a token) from the start"),
     "unchanged": ("HIS002", "step 1: the trainer sent all 4 tensors as at step 0"),
 }
 """What the job does → the rule that says so, and how its message begins."""
@@ -177,6 +177,28 @@ def test_a_real_job_of_trl_with_vllm(fault: str, tmp_path: Path) -> None:
     assert [row[0] for row in own["rows"]] == ["loss", "grad_norm", "sampling/sampling_logp_difference/mean"]
     assert own["rows"][2][1] < 1e-5
     assert len(outcome.report["sections"][2]["rows"]) == 2
+
+
+@pytest.mark.engine
+@pytest.mark.matrix
+@pytest.mark.xdist_group("engine")
+@pytest.mark.parametrize("fault", ["", "1=lost:*.1.mlp.down_proj.weight"])
+def test_a_real_job_of_verl_with_vllm(fault: str, tmp_path: Path) -> None:
+    """Ray, FSDP2 and vLLM's server: the gate's words end the job after a step, and vLLM watches itself."""
+    python = needs_engine("verl-cpu").python
+    (tmp_path / "policy").mkdir()
+    write_policy(tmp_path / "policy")
+    verl_grpo.write_prompts(tmp_path / "prompts.jsonl", 200)
+    words = "".join(f"  {shlex.quote(f'{key}={value}')}\n" for key, value in verl_grpo.overrides(tmp_path, 100).items())
+    launch_line = 'python3 -m verl.trainer.main_ppo "${ARGS[@]}" 2>&1 | tee log'
+    (tmp_path / "run.sh").write_text(f"set -eo pipefail\nARGS=(\n{words})\n{launch_line}\n", encoding="utf-8")
+    variables = dict(launch.command_of("verl_grpo")[1]) | verl_grpo.VARIABLES
+    variables |= {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "VERL_GRPO_FAULTS": fault}
+    outcome = gate(tmp_path, "run.sh", *ASKED, **variables)
+    assert [finding["code"] for finding in outcome.report["findings"]] == (["HIS001"] if fault else []), outcome.report
+    assert outcome.code == (1 if fault else 0)
+    own = next(section for section in outcome.report["sections"] if section["title"] == "The job's own first step")
+    assert [row[0] for row in own["rows"]] == ["actor/pg_loss", "actor/grad_norm", "rollout_corr/k3_kl"]
 
 
 TRL = "model_name_or_path: tiny\ndataset_name: org/problems\nuse_vllm: true\nvllm_mode: colocate\nmax_steps: 100\n"

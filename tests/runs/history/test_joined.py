@@ -10,7 +10,7 @@ import pytest
 
 import ckptcheck
 from ckptcheck.runs.history.history import open_joined_history
-from ckptcheck.runs.history.record import Record, SyncRecord
+from ckptcheck.runs.history.record import GapRecord, LoggedStep, Record, SyncRecord
 
 NAMES = [f"layers.{layer}.{name}.weight" for layer in range(3) for name in ("up_proj", "down_proj")]
 STEPS = range(6)
@@ -108,3 +108,26 @@ def test_a_record_that_begins_later_and_an_engine_that_casts_are_no_findings(tmp
     history = open_joined_history([sender, engine])
     assert sorted(history.arrived) == [2, 3, 4, 5]
     assert {len(sync.held) for sync in history.syncs} == {0, 6}
+
+
+def test_what_the_driver_logs_comes_to_the_sync_that_gave_the_weights(tmp_path: Path) -> None:
+    """The driver of verl counts one step more than the sync has that its tokens were drawn with."""
+    driver = Record(tmp_path / "driver.jsonl")
+    for step in STEPS:
+        gap = GapRecord("rollout_corr/k3_kl", 2e-6 if step >= 3 else 3e-14, step + 1, "float32")
+        logged = LoggedStep(step + 1, 4e9)
+        driver.append(SyncRecord(run="driver", step=step + 1, gap=gap, logged=logged, time=time(step)))
+    gap = "HIS024 step 3: rollout_corr/k3_kl is 2e-06"
+    for number, (change, expected) in enumerate(
+        {lose: [("error", LOST), ("info", gap)], sound: [("error", gap)]}.items()
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        sender, *others = write(folder, [change])
+        found = ckptcheck.history(sender, [*others, driver.path]).findings
+        said = [(each.severity, f"{each.code} {each.message}") for each in found]
+        odd = ("warning", "HIS032 step 1: the norm of the gradient is 4e+09; it is above 1,000 at 6 of 6 steps")
+        assert odd in said
+        assert [(severity, text[: len(start)]) for (severity, text), (_, start) in zip(
+            [each for each in said if each != odd], expected, strict=True)] == expected  # fmt: skip
+    assert [each.code for each in ckptcheck.history(driver.path).findings] == ["HIS024", "HIS032"]
