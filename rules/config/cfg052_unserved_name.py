@@ -77,12 +77,13 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 file=ckpt.tensor_to_file[tensors[0]],
                 key=tensors[0],
                 severity="warning" if {prefix, wanted} == {"", stored.table.base} else "info",
-                hint=f"{_write_hint(prefix, wanted, 'its name' if len(tensors) == 1 else 'their names')}: transformers reads such names as well",
+                hint=f"{_write_hint(prefix, wanted, tensors)}: transformers reads such names as well",
                 names=tuple(tensors),
             )
 
 
-def _write_hint(prefix: str, wanted: str, names: str) -> str:
+def _write_hint(prefix: str, wanted: str, tensors: list[str]) -> str:
+    names = "its name" if len(tensors) == 1 else "their names"
     if not prefix:
         return f"put {wanted}. in front of {names}"
     return f"rename {prefix}.… to {wanted}.…" if wanted else f"remove {prefix}. from {names}"

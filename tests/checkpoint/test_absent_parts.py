@@ -196,6 +196,15 @@ def test_the_first_rows_of_every_parameter_are_a_shard_of_fsdp(tmp_path: Path) -
     (found,) = list_shape_and_name_findings(name, tmp_path, entries)
     assert found[:2] == ("error", "CFG012")
     assert found[2].endswith("they are the shards of one of 4 ranks")
+    name = "llava-hf--llava-1.5-7b-hf"
+    entries = {
+        key: (dtype, (shape[0] - 3 * -(-shape[0] // 4), *shape[1:]) if shape and shape[0] > 4 else shape)
+        for key, (dtype, shape) in load_structure(name).entries.items()
+    }
+    (found,) = list_shape_and_name_findings(name, tmp_path / "last", entries)
+    assert found[2].endswith("they are the shards of the last of 4 ranks, which has what the others leave")
+    (found,) = list_shape_and_name_findings(name, tmp_path / "model_world_size_4_rank_1", entries)
+    assert found[2].endswith("they are the shards of rank 1 of 4 ranks, as model_world_size_4_rank_1 says")
 
 
 def test_vectors_of_one_rank_beside_whole_matrices(tmp_path: Path) -> None:
