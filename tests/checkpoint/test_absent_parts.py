@@ -229,3 +229,25 @@ def test_one_wrong_setting_is_not_taken_for_shards(tmp_path: Path) -> None:
         entries[key] = dtype, shape
     (found,) = list_shape_and_name_findings(name, tmp_path, entries)
     assert "intermediate_size is 11,008" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "drop", "said"),
+    [
+        ("openai--whisper-large-v3", ".encoder_attn.", "no layer of the decoder has a cross-attention to the encoder"),
+        ("OpenGVLab--InternVL2_5-8B", "mlp1.", "the projector is not stored"),
+    ],
+)
+def test_what_joins_two_parts_is_asked_for(name: str, drop: str, said: str, tmp_path: Path) -> None:
+    entries = {key: entry for key, entry in load_structure(name).entries.items() if drop not in key}
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[1] == "CFG003"
+    assert said in found[2]
+
+
+def test_a_wrappers_name_in_front_of_a_class_without_a_table(tmp_path: Path) -> None:
+    name = "openai--whisper-large-v3"
+    entries = {f"module.{key}": entry for key, entry in load_structure(name).entries.items()}
+    assert list_shape_and_name_findings(name, tmp_path, entries) == [
+        ("error", "CFG016", "all 1,259 tensors are under module, where no class of transformers looks for them")
+    ]
