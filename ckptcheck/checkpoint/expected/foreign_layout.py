@@ -48,11 +48,10 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
     if hint is None and stored is not None and _is_moved(ckpt, stored):
         return  # the same names under another prefix: a part is missing, and its fault says where it is
     modules = list_layer_modules(ckpt, known) if known is not None else set()
-    is_read = (
-        stored is not None and known is not None and any(stored.is_read(known, f"{one}.weight") for one in modules)
-    )
-    if known is not None and stack is not None and modules and not is_read and not any(map(known.has, modules)):
-        if known.architecture == _name_of(ckpt) or not _has_relatives_layers(ckpt, known, modules):
+    if known is not None and stack is not None and modules and not any(map(known.has, modules)):
+        is_read = stored is not None and any(stored.is_read(known, f"{one}.weight") for one in modules)
+        is_own = known.architecture == _name_of(ckpt)
+        if not is_read and (is_own or not _has_relatives_layers(ckpt, known, modules)):
             problem = Problem(
                 f"{_name_of(ckpt)} has no layers with these names; transformers initializes the model with "
                 f"random numbers: {join_truncated(modules)}",
