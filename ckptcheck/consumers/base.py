@@ -28,8 +28,8 @@ class Module(msgspec.Struct, frozen=True):
     """The checkpoint's modules that it loads."""
     is_quantizable: bool = True
     """Whether the consumer gives it a quantization config at all."""
-    expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """For fused experts: the names of gate, up and down of one expert in the checkpoint."""
+    expert_projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """For fused experts: the names of gate, if there is one, up and down of one expert in the checkpoint."""
     is_guess: bool = False
     """Whether name and class are guesses by the usual pattern, not recorded from a built model of this architecture."""
     rejects_unknown_tensors: bool = False

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ckptcheck.consumers.base import EXPERTS
+from ckptcheck.consumers.base import EXPERTS, OTHER
 from ckptcheck.consumers.mismatches import (
     Mismatch,
     evaluate_checkpoint,
@@ -61,23 +61,26 @@ def describe_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Ite
         by_module.setdefault(mismatch.module, []).append(mismatch)
     groups: dict[tuple[object, ...], list[str]] = {}
     for module, of_module in by_module.items():
-        entries = tuple((mismatch.consumer.name, mismatch.decision.entry) for mismatch in of_module)
-        # one entry may match modules of many kinds
-        kind = "" if any(entry for _, entry in entries) else to_template(module)
-        groups.setdefault((kind, *entries), []).append(module)
+        entries = {entry for mismatch in of_module if (entry := mismatch.decision.entry) is not None}
+        is_never = not entries and any(map(_is_never_quantized, of_module))
+        # one entry may match modules of many kinds, and a consumer may leave out a whole part
+        kind = "" if entries or is_never else to_template(module)
+        groups.setdefault((kind, is_never, *sorted(entries)), []).append(module)
     quantized_name = _quantized_weight_name(ckpt)
     for group in groups.values():
         modules = sort_modules(group)
-        first = by_module[modules[0]]
+        of_consumers: dict[str, list[Mismatch]] = {}
+        for mismatch in (mismatch for name in modules for mismatch in by_module[name]):
+            of_consumers.setdefault(mismatch.consumer.name, []).append(mismatch)
+        first = [alike[0] for alike in of_consumers.values()]
         storage = ckpt.quantization.storage_by_module.get(modules[0])
         stored_name = storage.weight.role if storage is not None and storage.weight is not None else "weight"
         built_name = "weight" if first[0].is_stored_quantized else quantized_name
         companions = sorted(storage.companions, key=lambda name: "scale" not in name) if storage is not None else []
         scale = next(iter(companions), None)
-        of_consumers: Iterable[tuple[Mismatch, ...]] = zip(*(by_module[name] for name in modules), strict=True)
         worst = [
             next((mismatch for mismatch in alike if mismatch.target_module.rejects_unknown_tensors), alike[0])
-            for alike in of_consumers
+            for alike in of_consumers.values()
         ]
         entry = next((mismatch.decision.entry for mismatch in first if mismatch.decision.entry is not None), None)
         place = next((place for place in ckpt.quantization.ignore if place.text == entry), None)
@@ -86,9 +89,10 @@ def describe_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Ite
         key = next((scheme.key for scheme in schemes if scheme.weights is None and scheme.targets == (entry,)), None)
         effects = "; ".join(
             f"{mismatch.consumer.label} {describe_effect(mismatch, stored_name, built_name, scale)}"
-            for mismatch in worst
+            + (f" ({len(alike):,} of them)" if len(alike) < len(modules) else "")
+            for mismatch, alike in zip(worst, of_consumers.values(), strict=True)
         )
-        spared = _find_spared_engine(ckpt, modules, {mismatch.consumer.name for mismatch in first})
+        spared = _find_spared_engine(ckpt, modules, set(of_consumers))
         yield Problem(
             f"{modules[0]}{f' and {len(modules) - 1:,} more are' if len(modules) > 1 else ' is'} stored "
             f"{'' if first[0].is_stored_quantized else 'un'}quantized, but "
@@ -139,9 +143,18 @@ def _explain_decision(mismatches: list[Mismatch], entry: str | None, method: str
     if _are_experts_never_quantized(mismatches, entry):
         name = mismatches[0].target_module.class_name
         return f"all experts of a layer are one {name} there, which is never quantized by {method}"
+    if entry is None and _is_never_quantized(mismatches[0]):
+        return f"built as {mismatches[0].target_module.class_name}, which is never quantized"
     if mismatches[0].is_stored_quantized:
         return f"ignored by {entry!r}" if entry is not None else "not targeted"
     return f"targeted by {entry!r} and not ignored" if entry is not None else "not ignored"
+
+
+def _is_never_quantized(mismatch: Mismatch) -> bool:
+    """Whether the consumer builds a module that is stored quantized without looking at the quantization config."""
+    module = mismatch.target_module
+    is_asked = module.is_quantizable and module.role != OTHER and not module.is_guess
+    return mismatch.is_stored_quantized and not is_asked and module.role != EXPERTS
 
 
 def _find_renamed_entry(ckpt: Checkpoint, mismatches: list[Mismatch], entry: str | None) -> str:
@@ -173,6 +186,8 @@ def _write_hint(mismatches: list[Mismatch], entry: str | None, method: str | Non
             return f"end the regex with $: {entry}$ does not match {name}"
     if entry is not None:
         return "take the entry out of the list, or quantize again with this module left out"
+    if _is_never_quantized(mismatch):
+        return "quantize again with these modules left out"
     return "add a target for it, or quantize again with this module left out"
 
 

@@ -58,6 +58,8 @@ def _faults(ckpt: Checkpoint) -> list[tuple[FormatFault, ModuleStorage, list[str
     """Return all faults, computed once for all rules. Raises Skip if ckptcheck does not know the format."""
     assert ckpt.quantization is not None
     faults = find_format_faults(ckpt.quantization, make_scheme_selector(ckpt))
+    if all(len(shape) <= 1 for forms in ckpt.forms_by_template.values() for _, shape in forms):
+        faults = [fault for fault in faults if fault[0].kind != "shape"]  # CFG012: flat shards of one rank
     if ckpt.quantization.method == "bitsandbytes":
         return faults
     return [fault for fault in faults if not fault[1].is_column_of_bytes]  # CFG021 names the tool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_PATTERN = 200
 """Longest entry, in characters, that gets a suggested correction: a longer one is hardly a typing error."""
+STATE_SPACE = re.compile(r"mamba|ssm|linear_?att|delta_?net", re.IGNORECASE)
+"""Words of families for a layer's state space model or linear attention; its parameters have an `A_log` in each of them."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -187,7 +189,7 @@ def _judge_mismatches(ckpt: Checkpoint) -> list[tuple[Mismatch, bool]]:
         found += [
             (
                 Mismatch(evaluation.consumer, name, module, decision, is_quantized[name]),
-                _is_certain(ckpt, evaluation, name, decision),
+                _is_certain(ckpt, evaluation, name, module, decision),
             )
             for module, decision in decisions
             if decision.quantized is not None
@@ -197,15 +199,15 @@ def _judge_mismatches(ckpt: Checkpoint) -> list[tuple[Mismatch, bool]]:
     return found
 
 
-def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str, decision: Decision) -> bool:
-    """Whether a consumer's answer on a module is reliable although its modules are guesses.
+def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str, module: Module, decision: Decision) -> bool:
+    """Whether a consumer's answer on a module is reliable although the module is a guess.
 
     It is for the linear layers and experts of the language model's own layers, on which only a list decides. If another
     consumer builds such a module as it is stored, the guess is more likely wrong than the checkpoint. It is also for a module
     that is stored quantized and that an entry ignores, under the name to which the consumer's class is known to rename it, or as
     a part that sees or hears with anything in front (`re:.*vision_tower.*`): classes leave such a part its name.
     """
-    if not evaluation.is_guess:
+    if not module.is_guess:
         return True
     stored = map_stored_modules(ckpt)[name]
     weight = f"{name}.weight"
@@ -285,7 +287,7 @@ def find_refusals(ckpt: Checkpoint) -> list[Refusal]:
         errors: dict[tuple[str, bool], dict[str, str]] = {}
         for module, decision in () if evaluation.is_unknown else _distinct_decisions(evaluation):
             if decision.error is not None and all(
-                _is_certain(ckpt, evaluation, name, decision) for name in module.sources
+                _is_certain(ckpt, evaluation, name, module, decision) for name in module.sources
             ):
                 key = (to_template(decision.error), decision.splits_module)
                 errors.setdefault(key, {})[module.name] = decision.error
@@ -333,25 +335,26 @@ def find_unused_entries(ckpt: Checkpoint) -> list[tuple[IgnoreEntry, str | None]
     harmless = modules | parents | {"lm_head", "re:.*lm_head"}
     found = [entry for entry in ckpt.quantization.ignore if entry.text in unused and entry.text not in harmless]
     packed = _list_packed(ckpt)
+    mixers = {name.removesuffix(".A_log") for name in ckpt.tensors if name.endswith(".A_log")}
     entries = [
-        (entry, _correct(entry.text, by_form) or _find_part_meant(entry.text, packed))
+        (entry, _correct(entry.text, by_form) or _find_part_meant(entry.text, packed, mixers))
         if at < MOST_CORRECTED and len(entry.text) < MAX_PATTERN
         else (entry, None)
         for at, entry in enumerate(found)
     ]
-    if any(evaluation.is_guess for evaluation in readers):
-        # a guess may lack the module that an entry means, unless what it would mean is here and packed against it, or the entry has
-        # a name of transformers' model, which stored names and engines do not have, and what it means is not ignored
-        is_stored = map_stored_modules(ckpt)
-        chosen = [(name, decision) for reader in readers for name, (_, decision) in reader.decisions.items()]
-        missed = [name for name, decision in chosen if decision.quantized and not is_stored[name]]
-        return [
-            (entry, meant)
-            for entry, meant in entries
-            if meant is not None
-            and _matches_any(meant, [*packed, *missed] if entry.text.startswith("re:model.") else packed)
-        ]
-    return entries
+    # it is a slip if what it would mean is packed against it, or built quantized and stored plain: another entry may name that part
+    is_stored = map_stored_modules(ckpt)
+    chosen = [(name, decision) for reader in readers for name, (_, decision) in reader.decisions.items()]
+    missed = [name for name, decision in chosen if decision.quantized and not is_stored[name]]
+    is_guess = any(evaluation.is_guess for evaluation in readers)
+    slips = []
+    for entry, meant in entries:
+        # of guessed modules only a name of transformers' model, which stored names and engines do not have, says what is meant
+        hurt = packed if is_guess and not entry.text.startswith("re:model.") else [*packed, *missed]
+        is_slip = meant is not None and _matches_any(meant, hurt)
+        if is_slip or not is_guess:
+            slips.append((entry, meant if is_slip else None))
+    return slips
 
 
 def find_trainer_entries(ckpt: Checkpoint) -> list[str]:
@@ -437,13 +440,19 @@ def matches_packed_module(ckpt: Checkpoint, text: str) -> bool:
     return _matches_any(text, _list_packed(ckpt))
 
 
-def _find_part_meant(text: str, packed: Iterable[str]) -> str | None:
-    """Return a regex of the part that sees or hears, as an entry's words do, and that is packed: `re:.*vision_tower.*`."""
+def _find_part_meant(text: str, packed: Iterable[str], mixers: Collection[str]) -> str | None:
+    """Return a regex of the part that an entry's words mean, if that is packed: `re:.*vision_tower.*`.
+
+    mixers: the modules of state space models and of linear attention, which families call otherwise.
+    """
     for sense in SENSES:
         words = (word for name in packed if sense.search(text) for word in name.split(".") if sense.search(word))
         if (word := next(words, None)) is not None and word not in text:
             return f"re:.*{word}.*"
-    return None
+    inside = [name.rpartition(".") for name in packed if STATE_SPACE.search(text) and name.rpartition(".")[0] in mixers]
+    if not inside:
+        return None
+    return rf"re:.*{inside[0][0].rpartition('.')[2]}\.({'|'.join(sorted({last for *_, last in inside}))})$"
 
 
 def matches_stored_name(ckpt: Checkpoint, text: str) -> bool:

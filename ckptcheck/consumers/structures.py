@@ -91,11 +91,11 @@ class StructureTable(msgspec.Struct, frozen=True):
         """
         facts = _load_table(self.path).get(architecture)
         structure = self.load_structure(architecture)
-        into: dict[str, list[str]] = {}
-        for whole, shards in {**FUSED_MODULES, **structure.fused_modules}.items():
-            for shard in shards:
-                into.setdefault(shard, []).append(whole)
+        into = _join_shards(structure)
         table: Mapping[str, list[Any]] | None = None if facts is None else facts["modules"]
+        # its recorded model is one of several that may lie within it
+        is_composite = facts is not None and "is_composite" in facts
+        guessed: set[str] = set()
         targets: dict[str, tuple[str, list[Any]] | None] = {}
         depths: dict[str, int] = {}
         sources_by_target: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -103,7 +103,10 @@ class StructureTable(msgspec.Struct, frozen=True):
             if template not in targets:
                 # renaming rules are for tensors: some match only with the suffix after the module's name
                 renamed = structure.rename(f"{template}.weight").removesuffix(".weight")
-                target = self._guess_target(renamed) if table is None else _find_target(renamed, table, into)
+                target = None if table is None else _find_target(renamed, table, into)
+                if target is None and (table is None or is_composite):
+                    target = self._guess_target(renamed)
+                    guessed.add(target[0])
                 targets[template] = target
                 depths[template] = target[0].count("{}") if target is not None else 0
             target = targets[template]
@@ -112,9 +115,48 @@ class StructureTable(msgspec.Struct, frozen=True):
         entries = {target[0]: target[1] for target in targets.values() if target is not None}
         strict = frozenset(facts.get("stops", ()) if facts is not None else ())
         return [
-            _build_module(template, numbers, entries[template], sources, method, table is None, template in strict)
+            _build_module(
+                template, numbers, entries[template], sources, method, template in guessed, template in strict
+            )
             for (template, numbers), sources in sources_by_target.items()
         ]
+
+    def find_other_prefixes(
+        self, architecture: str | None, templates: Iterable[str]
+    ) -> dict[tuple[str, str], list[str]]:
+        """Return (prefix, the consumer's prefix) → the modules that it would load under its own prefix and finds under none.
+
+        Args:
+            architecture: the first of the config's ``architectures``; {} for one whose modules are guessed.
+            templates: paths of all modules with a matrix in the checkpoint, with {} for each number.
+
+        """
+        facts = _load_table(self.path).get(architecture)
+        if facts is None:
+            return {}
+        structure, table = self.load_structure(architecture), facts["modules"]
+        into = _join_shards(structure)
+
+        def find(template: str) -> str | None:
+            target = _find_target(structure.rename(f"{template}.weight").removesuffix(".weight"), table, into)
+            return None if target is None else target[0]
+
+        found = {template: find(template) for template in templates}
+        empty = table.keys() - found.values()
+        prefixes = {"", *(name[: dot.start()] for name in empty for dot in re.finditer(r"\.", name))}
+        moves: dict[tuple[str, str], list[str]] = {}
+        for template in (template for template, target in found.items() if target is None):
+            for at in (0, *(dot.end() for dot in re.finditer(r"\.", template))):
+                for prefix in prefixes - {template[:at].removesuffix(".")}:
+                    if find(f"{prefix}.{template[at:]}".removeprefix(".")) in empty:
+                        moves.setdefault((template[:at].removesuffix("."), prefix), []).append(template)
+        chosen: dict[tuple[str, str], list[str]] = {}
+        while moves:
+            best = max(moves, key=lambda move: (len(moves[move]), -len(".".join(move))))
+            chosen[best] = moves[best]
+            rest = {move: [one for one in alike if one not in chosen[best]] for move, alike in moves.items()}
+            moves = {move: alike for move, alike in rest.items() if alike}
+        return chosen
 
     def _guess_target(self, template: str) -> tuple[str, list[Any]]:
         """Return what the consumer would probably build for an architecture that is not in the table."""
@@ -161,6 +203,15 @@ def _split_templates(names: tuple[str, ...]) -> list[tuple[str, str, tuple[str, 
     return [(name, _NUMBER.sub("{}", name), tuple(_NUMBER.findall(name))) for name in names]
 
 
+def _join_shards(structure: ModelStructure) -> dict[str, list[str]]:
+    """Return shard → the fused modules that it may be a part of."""
+    into: dict[str, list[str]] = {}
+    for whole, shards in {**FUSED_MODULES, **structure.fused_modules}.items():
+        for shard in shards:
+            into.setdefault(shard, []).append(whole)
+    return into
+
+
 def _build_module(
     template: str,
     numbers: tuple[str, ...],
@@ -173,7 +224,7 @@ def _build_module(
     """Make a module from its entry in the table: [role, class, methods without a config (true: all), path, projections]."""
     role, class_name, unquantized, *rest = entry
     path = (rest[0] if rest and rest[0] else template).format(*numbers)
-    projections = tuple(rest[1]) if len(rest) > 1 else ("gate_proj", "up_proj", "down_proj")
+    projections = tuple(one for one in rest[1] if one) if len(rest) > 1 else ("gate_proj", "up_proj", "down_proj")
     is_quantizable = unquantized is not True and method not in (unquantized or ())
     return Module(path, class_name, _ROLES[role], tuple(sources), is_quantizable, projections, is_guess, is_strict)
 

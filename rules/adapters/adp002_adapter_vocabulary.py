@@ -52,5 +52,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"it has {rows[first]:,} rows, but the tokenizer beside it has {tokens:,} tokens",
             file=ckpt.tensor_to_file[first],
             key=first,
-            hint="resize the model to the tokenizer before training, and save again",
+            hint="take the tokenizer of the training run; if tokens were added, resize the model before training, and save again",
         )

@@ -45,6 +45,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"every LoRA pair is zero ({count(len(pairs), 'module')}): the adapter changes nothing",
             file=ckpt.tensor_to_file[pairs[0].up],
             key=pairs[0].up,
-            hint="save the adapter after training, with its parameters gathered from all ranks",
+            hint="save it after training, gathered from all ranks; if it was, see whether the optimizer had its parameters",
         )
     ckpt.require_values()

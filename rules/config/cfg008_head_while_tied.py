@@ -68,7 +68,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             "the config ties the output head to the embedding, but another head is stored: engines ignore it",
             file=ckpt.tensor_to_file[head],
             key=head,
-            hint="drop the head, or set tie_word_embeddings to false",
+            hint="set tie_word_embeddings to false if this head was trained; drop it if it remains from before tying",
         )
 
 

@@ -1,17 +1,18 @@
 """An entry of the ignore list matches nothing.
 
 ## What it checks
-Every entry matches at least one module for one of the chosen consumers. It is a warning if the entry looks misspelt, that is,
-if it would match with one of these changes:
+Every entry matches at least one module for one of the chosen consumers. It is a warning if the entry looks misspelt: with one of
+these changes it would match a module that is stored quantized, or one that is built quantized and stored plain:
 - `re:` at its beginning, or a regex that need not match from the first letter;
 - without the prefix of a wrapper (`language_model.`, or `model.` of transformers' own model), or without its ending (`.linear`);
 - one letter changed;
-- another name of a part that sees or hears (`re:visual.*` for `vision_tower`), where that part is stored quantized.
+- another name of a part that sees or hears (`re:visual.*` for `vision_tower`), or of the state space models (`re:mamba.*` for
+  NemotronH's `mixer`), where that part is stored quantized.
 
 An entry that matches a parameter as slime reads the list, such as `re:.*mlp.gate.weight`, is no dead one, nor is one for a module
 that the index places in a missing file.
 
-Where the modules of an architecture are guessed, it reports only an entry whose corrected form matches a module that is packed.
+Where the modules of an architecture are guessed, it reports only such entries.
 
 The tests of this project compare how each consumer matches with its real code.
 

@@ -50,7 +50,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 lacks = [
                     lack
                     for name, each in series.lacks.items()
-                    if is_last and f"{save.name}/".startswith(f"{name}/")
+                    if is_last and not save.is_one_file and f"{save.name}/".startswith(f"{name}/")
                     for lack in each
                 ]
                 is_needed = any(UNREAD not in each for each in save.defects) or any(

@@ -2,8 +2,8 @@
 
 ## What it checks
 - The newest saves have all that the trainer's own loading code asks for: of transformers' Trainer (TRL, ms-swift), accelerate,
-  DeepSpeed, Megatron, verl, NeMo-RL and slime. A file counts as missing where the writer never leaves it out beside another one
-  that is there, or where another save of the run has it.
+  Lightning (keys of its one file), DeepSpeed, Megatron, verl, NeMo-RL and slime. A file counts as missing where the writer never
+  leaves it out beside another one that is there, or where another save of the run has it.
 - Of any other trainer: the last save has the optimizer's tensors, and every file of the training state (optimizer, scheduler,
   random numbers, scaler), if all saves before it have them. In a run with such files it also has every other file that all saves
   before it have, unless it has others (a warning).
@@ -22,9 +22,10 @@
 ## Seen in
 huggingface/transformers#35782 (a job that was stopped while it saved: the last folder lacks the trainer's state, and no resume
 gets past it), vllm-project/speculators#739 (a resume takes any folder with a number). Measured with transformers 5.19.0: without
-trainer_state.json it raises FileNotFoundError; without optimizer.pt or scheduler.pt it trains on from a new optimizer at step 1 of
-the schedule. accelerate 1.15.0 and megatron-core 0.16.1 raise without each file that is an error here. Held to kills of ckpt-chaos
-0.1.8 at each file of a save of the Trainer, accelerate, torch.distributed.checkpoint and its own loop
+trainer_state.json it raises FileNotFoundError; without optimizer.pt or scheduler.pt it trains on from a new optimizer at step 1
+of the schedule. accelerate 1.15.0 and megatron-core 0.16.1 raise without each file that is an error here, lightning 2.6.6 without
+each such key. Held to kills of ckpt-chaos 0.1.8 at each file of a save of the Trainer, accelerate, torch.distributed.checkpoint
+and its own loop
 """
 
 from collections.abc import Iterator, Sequence

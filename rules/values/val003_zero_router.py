@@ -70,7 +70,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 + EFFECTS.get(role, "every expert gets the same score"),
                 file=stats.shard,
                 key=whole,
-                hint="take it from the checkpoint this one was converted from",
+                hint="compare the file's hash with the original's; if it is the same, take the router from the source",
             )
     ckpt.require_values()
     if initial:

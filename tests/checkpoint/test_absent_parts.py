@@ -196,6 +196,15 @@ def test_the_first_rows_of_every_parameter_are_a_shard_of_fsdp(tmp_path: Path) -
     (found,) = list_shape_and_name_findings(name, tmp_path, entries)
     assert found[:2] == ("error", "CFG012")
     assert found[2].endswith("they are the shards of one of 4 ranks")
+    name = "llava-hf--llava-1.5-7b-hf"
+    entries = {
+        key: (dtype, (shape[0] - 3 * -(-shape[0] // 4), *shape[1:]) if shape and shape[0] > 4 else shape)
+        for key, (dtype, shape) in load_structure(name).entries.items()
+    }
+    (found,) = list_shape_and_name_findings(name, tmp_path / "last", entries)
+    assert found[2].endswith("they are the shards of the last of 4 ranks, which has what the others leave")
+    (found,) = list_shape_and_name_findings(name, tmp_path / "model_world_size_4_rank_1", entries)
+    assert found[2].endswith("they are the shards of rank 1 of 4 ranks, as model_world_size_4_rank_1 says")
 
 
 def test_vectors_of_one_rank_beside_whole_matrices(tmp_path: Path) -> None:
@@ -220,3 +229,25 @@ def test_one_wrong_setting_is_not_taken_for_shards(tmp_path: Path) -> None:
         entries[key] = dtype, shape
     (found,) = list_shape_and_name_findings(name, tmp_path, entries)
     assert "intermediate_size is 11,008" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "drop", "said"),
+    [
+        ("openai--whisper-large-v3", ".encoder_attn.", "no layer of the decoder has a cross-attention to the encoder"),
+        ("OpenGVLab--InternVL2_5-8B", "mlp1.", "the projector is not stored"),
+    ],
+)
+def test_what_joins_two_parts_is_asked_for(name: str, drop: str, said: str, tmp_path: Path) -> None:
+    entries = {key: entry for key, entry in load_structure(name).entries.items() if drop not in key}
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[1] == "CFG003"
+    assert said in found[2]
+
+
+def test_a_wrappers_name_in_front_of_a_class_without_a_table(tmp_path: Path) -> None:
+    name = "openai--whisper-large-v3"
+    entries = {f"module.{key}": entry for key, entry in load_structure(name).entries.items()}
+    assert list_shape_and_name_findings(name, tmp_path, entries) == [
+        ("error", "CFG016", "all 1,259 tensors are under module, where no class of transformers looks for them")
+    ]

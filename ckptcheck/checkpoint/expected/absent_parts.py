@@ -27,6 +27,8 @@ SENSES = (
     re.compile(r"audio|speech|sound|wav|mel(?!l)|whisper|codec", re.IGNORECASE),
 )
 """Words in the names of sections and of tensors that see or hear, in the 157 structures of tests/data/structures."""
+CROSS = re.compile(r"encoder_att|cross_?att|enc_?dec|encoder_decoder|src_att", re.IGNORECASE)
+"""How modules are called by which a decoder looks at the encoder: all 12 structures with two stacks in tests/data/structures."""
 LEAST_COMMON = 2
 """Last words of a name that a parameter and a tensor have in common at least, as `proj.weight`."""
 
@@ -96,6 +98,16 @@ def find_absent_parts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
 def _find_absent_half(ckpt: Checkpoint, config: Config) -> Problem | None:
     """Return that a model of two stacks has nothing of its encoder, or of its decoder, though the config counts its layers."""
     words = {word for names in ckpt.layout.names_by_template for word in names.split(".")}
+    is_whole = config.get("is_encoder_decoder") is True and {"encoder", "decoder"} <= words
+    matrices = (names[0] for names in ckpt.layout.names_by_template.values() if len(ckpt.tensors[names[0]].shape) > 1)
+    if is_whole and not any(map(CROSS.search, matrices)):
+        return Problem(
+            "is_encoder_decoder is true, and no layer of the decoder has a cross-attention to the encoder: loaders start it from "
+            "random numbers, or stop",
+            file=config.file,
+            key="is_encoder_decoder",
+            hint="copy the cross-attention from the original checkpoint, or export again",
+        )
     for half, other in (("encoder", "decoder"), ("decoder", "encoder")):
         key = next((key for key in (f"{half}_layers", f"num_{half}_layers") if config.number(key)), None)
         if key is not None and config.get("is_encoder_decoder") is True and half not in words and other in words:
@@ -114,15 +126,20 @@ def _find_absent_projector(ckpt: Checkpoint, config: Config, section: str, sense
     stack = ckpt.components.stack
     if type(own) is not int or width is None or own == width or stack is None:
         return None
-    ends = (ckpt.components.embedding, ckpt.components.lm_head)
+    ends, inner = (ckpt.components.embedding, ckpt.components.lm_head), config.value[section].get("intermediate_size")
     of_tower = False
     for names in ckpt.layout.names_by_template.values():
-        shape, is_inside = ckpt.tensors[names[0]].shape, names[0].startswith(f"{stack.prefix}.")
-        if len(shape) < 2 or names[0] in ends:
+        # a norm may be the first of a numbered block of matrices
+        name = next((name for name in names[:LEAST_KINDS] if len(ckpt.tensors[name].shape) > 1), names[0])
+        shape, is_inside = ckpt.tensors[name].shape, name.startswith(f"{stack.prefix}.")
+        if len(shape) < 2 or name in ends:
             continue
-        if (own if is_inside else width) in shape or not ckpt.tensors[names[0]].is_plain:
+        if len(names) >= LEAST_KINDS and own in shape and sense.search(name) and inner == width:
+            of_tower = True  # a feed-forward block of the tower, as wide inside as the language model
+            continue
+        if (own if is_inside else width) in shape or not ckpt.tensors[name].is_plain:
             return None
-        of_tower = of_tower or (sense.search(names[0]) is not None and own in shape)
+        of_tower = of_tower or (sense.search(name) is not None and own in shape)
     if not of_tower:
         return None
     return Problem(

@@ -90,7 +90,7 @@ def _find_torn_experts(
             f"{join_truncated(names)}, which the others have",
             file=ckpt.file_of(stack.full_name(layer, group)),
             key=stack.full_name(layer, f"{group}.{min(experts)}.{min(names)}"),
-            hint="save again from all expert-parallel ranks",
+            hint="copy them from the checkpoint that this one was made of, or export again",
         )
         yield Fault("missing", problem, frozenset(f"{stack.prefix}.{{}}.{group}.{{}}.{name}" for name in names))
 

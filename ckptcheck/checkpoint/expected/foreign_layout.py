@@ -36,11 +36,22 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
         )
         yield Fault("layout", problem)
         return
+    if stored is None and (wrapper := _find_known_wrapper(ckpt)) is not None:
+        problem = Problem(
+            f"all {len(ckpt.tensors):,} tensors are under {wrapper}, where no class of transformers looks for them",
+            file=ckpt.tensor_to_file[next(iter(ckpt.tensors))],
+            key=wrapper,
+            hint=hint,
+        )
+        yield Fault("layout", problem)
+        return
     if hint is None and stored is not None and _is_moved(ckpt, stored):
         return  # the same names under another prefix: a part is missing, and its fault says where it is
     modules = list_layer_modules(ckpt, known) if known is not None else set()
     if known is not None and stack is not None and modules and not any(map(known.has, modules)):
-        if known.architecture == _name_of(ckpt) or not _has_relatives_layers(ckpt, known, modules):
+        is_read = stored is not None and any(stored.is_read(known, f"{one}.weight") for one in modules)
+        is_own = known.architecture == _name_of(ckpt)
+        if not is_read and (is_own or not _has_relatives_layers(ckpt, known, modules)):
             problem = Problem(
                 f"{_name_of(ckpt)} has no layers with these names; transformers initializes the model with "
                 f"random numbers: {join_truncated(modules)}",
@@ -86,6 +97,14 @@ def _find_wrapper(ckpt: Checkpoint, stored: StoredParameters) -> str | None:
             found[prefix] = len(needs.intersection(INDEX.sub("{}", name) for name in bare))
     # transformers also finds names without its own prefix, or with it twice: the right ones are those of the parameters
     return max(found, key=lambda prefix: found[prefix], default=None)
+
+
+def _find_known_wrapper(ckpt: Checkpoint) -> str | None:
+    """Return the module that wraps a model in training, if it stands in front of all names of a class of transformers."""
+    if ckpt.config is None or ckpt.config.resolved is None or "auto_map" in ckpt.config.value:
+        return None
+    found = {match[0] if (match := WRAPPER.match(name)) is not None else "" for name in ckpt.layout.names_by_template}
+    return found.pop() or None if len(found) == 1 else None
 
 
 def _is_moved(ckpt: Checkpoint, stored: StoredParameters) -> bool:

@@ -37,7 +37,7 @@ def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator
             file=config.file,
             key="architectures",
             severity="info",
-            hint="name the class of the base model in architectures",
+            hint="save the head too, or name the class of the base model in architectures if it is to give embeddings alone",
         )
         yield Fault("missing", problem)
     yield from _find_absent(ckpt, config, stored, explained, lost_head)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import prod
+from pathlib import PurePosixPath
 
 import msgspec
 
@@ -23,6 +25,10 @@ LEAST_FLAT = 8
 """Tensors of a model that are all flat: a state with fewer may be no model."""
 LEAST_SETTINGS = 3
 """Settings that are all too large by one factor, where no tensor contradicts them: a config is not wrong by that."""
+
+
+RANK = re.compile(r"(?:rank|consolidated)[._-]?(\d+)", re.IGNORECASE)
+"""A rank in the name of a file or folder: mp_rank_01, model_world_size_4_rank_1 (FSDP in verl), consolidated.01 (Meta)."""
 
 
 class _Odd(msgspec.Struct, frozen=True):
@@ -79,21 +85,23 @@ def find_rank_shards(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
 def _describe_flat(ckpt: Checkpoint, compared: list[tuple[tuple[int, ...], tuple[int | None, ...]]]) -> Problem:
     """Return the problem of a checkpoint whose tensors are all flat. The last shard of a tensor may end with padding."""
     ranks = Counter[int]()
+    pairs: list[tuple[int, int]] = []
     for stored, wanted in compared:
         sizes = [size for size in wanted if size is not None]
         if len(sizes) == len(wanted) and stored:
-            whole, part = prod(sizes), stored[0]
-            ranks[-(-whole // part)] += 1
+            pairs.append((stored[0], prod(sizes)))
+            ranks[-(-prod(sizes) // stored[0])] += 1
     number = ranks.most_common(1)[0][0] if ranks else 0
     largest = max(ckpt.tensors, key=lambda name: prod(ckpt.tensors[name].shape))
-    reason = ", as shards of ranks are before they are joined"
+    reason, unknown = ", as shards of ranks are before they are joined", ""
     if number > 1:
-        reason = f", and 1/{number} of what the model has: they are the shards of one of {number} ranks"
+        who, unknown = _name_rank(ckpt, number, "ranks", pairs)
+        reason = f", and 1/{number} of what the model has: they are the shards of {who}"
     return Problem(
         f"all {len(ckpt.tensors):,} tensors are flat{reason}",
         file=ckpt.tensor_to_file[largest],
         key=largest,
-        hint="export again, and gather each parameter from all ranks in its own shape first",
+        hint=f"export again, and gather each parameter from all ranks in its own shape first{unknown}",
         names=tuple(ckpt.tensors),
     )
 
@@ -150,16 +158,33 @@ def _describe_parts(
     # tensor parallelism leaves norms whole; FSDP cuts every parameter along its first dimension
     is_of_all = is_first and not is_contradicted and any(len(kind.expected) == 1 for kind in odd)
     parallel = "" if is_of_all else "tensor-parallel "
+    cut = [pair for kind in odd for pair in zip(kind.stored, kind.expected, strict=True) if pair[0] != pair[1]]
+    who, unknown = _name_rank(ckpt, ranks, f"{parallel}ranks", cut)
     return Problem(
         f"{count(len(names), 'tensor')} are 1/{ranks} of what the model has along one dimension, this one "
         f"{format_shape(first.stored)} for {format_shape(first.expected)}"
-        f"{', while others that the same settings size are whole' if is_contradicted else ''}: they are the shards of one of "
-        f"{ranks} {parallel}ranks",
+        f"{', while others that the same settings size are whole' if is_contradicted else ''}: they are the shards of {who}",
         file=ckpt.tensor_to_file[first.names[0]],
         key=first.names[0],
-        hint=f"export again, and gather these tensors from all {parallel}ranks",
+        hint=f"export again, and gather these tensors from all {parallel}ranks{unknown}",
         names=names,
     )
+
+
+def _name_rank(ckpt: Checkpoint, ranks: int, kind: str, sizes: list[tuple[int, int]]) -> tuple[str, str]:
+    """Return which of the ranks wrote the shards, and what to add to the hint where nothing tells it.
+
+    sizes: of each cut dimension the stored and the whole size. Of sizes that the ranks do not divide, the last one has the rest.
+    """
+    names = {PurePosixPath(file).name for file in ckpt.tensor_to_file.values()}
+    for places in (names, {PurePosixPath(ckpt.target).name}):
+        found = {match[1] if (match := RANK.search(place)) is not None else "" for place in places}
+        if len(found) == 1 and (number := found.pop()) and int(number) < ranks:
+            return f"rank {int(number)} of {ranks} {kind}, as {min(places)} says", ""
+    uneven = [stored < -(-whole // ranks) for stored, whole in sizes if whole % ranks and ranks > 1]
+    if uneven and all(uneven):
+        return f"the last of {ranks} {kind}, which has what the others leave", ""
+    return f"one of {ranks} {kind}", "; which rank wrote these, neither file names nor shapes tell"
 
 
 def _is_part(stored: int, expected: int, ranks: int) -> bool:

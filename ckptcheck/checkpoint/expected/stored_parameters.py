@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ckptcheck.checkpoint.architecture import KnownModules
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import COMPANION, unquantized_name, unquantized_names
@@ -32,6 +33,13 @@ class StoredParameters(msgspec.Struct, frozen=True):
     def needed(self) -> frozenset[str]:
         """The parameters that the model has with this config, except in packed modules."""
         return frozenset(name for name in self.table.needs | self.given if name.rpartition(".")[0] not in self.packed)
+
+    def is_read(self, known: KnownModules, name: str) -> bool:
+        """Whether the architecture has a stored tensor's module under a name to which transformers renames it.
+
+        NemotronH's `backbone.layers.0.mixer.experts.0.up_proj` becomes a part of `model.layers.0.mixer.experts`.
+        """
+        return any(known.has(known.module(target)) for target in self.table.name_parameters(name))
 
     def list_layers(self, prefix: str) -> set[int]:
         """Return the stored layers of a stack, as the built model names it."""

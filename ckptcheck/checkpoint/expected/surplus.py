@@ -9,6 +9,7 @@ from ckptcheck.checkpoint.architecture import KnownModules
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import MTP, SCORE
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.heads import find_likely_heads, is_language_model, is_scorer, score_head_modules
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.linter.rule import Problem
@@ -36,10 +37,12 @@ def find_foreign_modules(ckpt: Checkpoint, explained: Explained) -> Iterator[Fau
         modules.setdefault(known.module(name), []).append(name)
     if not any(known.has(module) for module in modules if module.startswith(anatomy.stack.prefix)):
         return
+    stored = StoredParameters.of(ckpt)
     foreign = {
         module
         for module, members in modules.items()
         if not known.has(module)
+        and not (stored is not None and stored.is_read(known, members[0]))
         and explained.moved.isdisjoint(members)
         and not any(pattern.search(name) for name in members for pattern in (MTP, SCORE, LEGAL))
     }

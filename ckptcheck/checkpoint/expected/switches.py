@@ -91,7 +91,7 @@ def _find_other_biases(ckpt: Checkpoint, table: WeightsTable, stored: Mapping[st
             f"{table.architecture} has no {_list(surplus)}; transformers leaves {'it' if len(surplus) == 1 else 'them'} out",
             file=ckpt.tensor_to_file[surplus[0]],
             key=surplus[0],
-            hint="export without it",
+            hint="export without it if it is zero, else name the class with which it was trained",
             names=tuple(surplus),
         )
         yield Fault("surplus", problem)

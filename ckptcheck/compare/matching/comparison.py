@@ -302,7 +302,9 @@ class Comparison(EvidenceDefaults):
         # The comparison itself reports what cannot be read.
         with suppress(UnreadableFile, IndexError, ValueError, LayoutError):
             pairs = [pair for pair, _, _ in differences.different] + packed
-            smoothing.rows = find_row_scales(pairs, smoothing.columns, files)
+            smoothing.rows = find_row_scales(
+                pairs, smoothing.columns, files, config.integer("num_key_value_heads") if config is not None else None
+            )
         return smoothing
 
     def _find_rotation(self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences) -> Rotation | None:

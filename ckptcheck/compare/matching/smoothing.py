@@ -43,7 +43,7 @@ OTHER_INPUT = re.compile(
 )
 """Matrices of the blocks that read something else than the norm before the block."""
 FOLLOWERS = {".up_proj.": ".down_proj.", ".w3.": ".w2.", ".v_proj.": ".o_proj."}
-"""Matrix whose outputs AWQ may divide → the matrix that reads them. It leaves v and o alone where heads share keys and values."""
+"""Matrix whose outputs AWQ may divide → the matrix that reads them. Where heads share values, each value is read once a head."""
 FIRST_ROWS = 64
 """Rows that are read first: most matrices that do not belong together differ in them already."""
 NOISE = 0.05
@@ -67,8 +67,8 @@ class Smoothing(msgspec.Struct):
     """What was scaled between the two sides, and what of it the matrices that follow undo."""
 
     norms: list[SmoothedNorm] = msgspec.field(default_factory=list)
-    # Matrix → the one that reads its outputs, and the factor of each row.
-    rows: dict[str, tuple[str, NDArray[np.float64]]] = msgspec.field(default_factory=dict)
+    # Matrix → the one that reads its outputs, the factor of each row, and the same for each of the reader's columns.
+    rows: dict[str, tuple[str, NDArray[np.float64], NDArray[np.float64]]] = msgspec.field(default_factory=dict)
     # Norms whose readers all undo the change.
     consistent: list[str] = msgspec.field(default_factory=list)
     # Norm → the readers that do not undo it, though others do.
@@ -87,9 +87,9 @@ class Smoothing(msgspec.Struct):
         """Return weight → what smoothing may have multiplied it by."""
         columns = self.columns
         scalings = {name: Scaling(factors) for name, factors in columns.items()}
-        for name, (follower, rows) in self.rows.items():
+        for name, (follower, rows, read) in self.rows.items():
             scalings[name] = Scaling(columns.get(name), rows, ESTIMATE_SLACK)
-            scalings[follower] = Scaling(1 / rows, slack=ESTIMATE_SLACK)
+            scalings[follower] = Scaling(1 / read, slack=ESTIMATE_SLACK)
         return scalings
 
     def judge(
@@ -105,12 +105,12 @@ class Smoothing(msgspec.Struct):
         """
         smoothed = {pair.name: distance.is_smoothed for pair, distance, _ in quantized}
         columns = self.columns
-        for name, (follower, scales) in self.rows.items():
+        for name, (follower, scales, read) in self.rows.items():
             both = (name, follower)
             if all(smoothed.get(one, False) for one in both):
                 self.scaled_outputs.append(name)
             elif all(one in plain for one in both) and _is_scaled_by_rows(
-                plain[name], plain[follower], scales, columns.get(name), files
+                plain[name], plain[follower], scales, read, columns.get(name), files
             ):
                 self.scaled_outputs.append(name)
                 self.explained.update(both)
@@ -234,22 +234,31 @@ def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offse
 
 
 def find_row_scales(
-    pairs: Sequence[TensorPair], columns: Mapping[str, NDArray[np.float64]], files: tuple[TensorFiles, TensorFiles]
-) -> dict[str, tuple[str, NDArray[np.float64]]]:
-    """Return matrix → the matrix that reads its outputs, and the factor of each row of the second side.
+    pairs: Sequence[TensorPair],
+    columns: Mapping[str, NDArray[np.float64]],
+    files: tuple[TensorFiles, TensorFiles],
+    kv_heads: int | None = None,
+) -> dict[str, tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    """Return matrix → the matrix that reads its outputs, the factor of each row of the second side, and of each column that reads.
 
-    columns: matrix → factor of each column, from its norm. Raises as `QuantizedWeight.dequantize_rows`.
+    columns: matrix → factor of each column, from its norm. kv_heads: the heads of keys and values, each of which several heads may
+    read. Raises as `QuantizedWeight.dequantize_rows`.
     """
     by_name = {pair.name: pair for pair in pairs}
     found = {}
     for pair in pairs:
         ending = next((ending for ending in FOLLOWERS if ending in pair.name), "")
         follower = by_name.get(pair.name.replace(ending, FOLLOWERS[ending])) if ending else None
-        if follower is None or len(pair.first.shape) != 2 or follower.first.shape[1:] != pair.first.shape[:1]:
+        if follower is None or len(pair.first.shape) != 2 or len(follower.first.shape) != 2:
+            continue
+        rows, reading = pair.first.shape[0], follower.first.shape[1]
+        heads = kv_heads if kv_heads and ".v_proj." in pair.name and rows % kv_heads == 0 and reading % rows == 0 else 0
+        if rows != reading and not heads:
             continue
         scales = _estimate_rows(pair, columns.get(pair.name), files)
         if scales is not None:
-            found[pair.name] = follower.name, scales
+            read = scales if rows == reading else scales.reshape(heads, 1, -1).repeat(reading // rows, 1).reshape(-1)
+            found[pair.name] = follower.name, scales, read
     return found
 
 
@@ -294,13 +303,14 @@ def _is_scaled_by_rows(
     pair: TensorPair,
     follower: TensorPair,
     scales: NDArray[np.float64],
+    read: NDArray[np.float64],
     columns: NDArray[np.float64] | None,
     files: tuple[TensorFiles, TensorFiles],
 ) -> bool:
     """Whether the rows of a matrix that is not quantized are scaled, and the columns of its reader undo it."""
     own = np.ones(pair.first.shape[1]) if columns is None else columns
     return _matches(pair, own, -1, files, _tolerance(pair), scales) and _matches(
-        follower, 1 / scales, -1, files, _tolerance(pair, follower)
+        follower, 1 / read, -1, files, _tolerance(pair, follower)
     )
 
 

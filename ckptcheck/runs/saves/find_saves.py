@@ -43,6 +43,8 @@ TRACKERS = (
 """Files that name the save from which a trainer resumes: Megatron, verl and slime; DeepSpeed."""
 TENSORS = (".safetensors", ".safetensors.index.json")
 PICKLES = (".pt", ".pth", ".bin")
+ONE_FILE = ".ckpt"
+"""Ending of a save of Lightning: one file, or a folder where its strategy shards, both called ``epoch=0-step=100.ckpt``."""
 DATA_STATE = re.compile(r"data\.pt|train_dataloader\w*\.pt|replay_buffer\.pt|rollouts\.pt")
 """Files beside the folders of a save's parts, which hold no weights: where verl and NeMo-RL stand in their data."""
 DEEPEST = 6
@@ -131,7 +133,7 @@ def read_step(parts: list[str]) -> tuple[int, str, int] | None:
     if parts and NO_ITERATION.fullmatch(parts[-1]) and (above := read_step(parts[:-1])) is not None:
         return above
     for place in range(len(parts) - 1, -1, -1):
-        if matches := list(STEP.finditer(parts[place])):
+        if matches := list(STEP.finditer(parts[place].removesuffix(ONE_FILE))):
             best = next((one for one in reversed(matches) if one["word"].lower() != "epoch"), matches[-1])
             return place, best["word"].lower(), int(best["number"])
         if BARE.fullmatch(parts[place]):
@@ -160,6 +162,9 @@ def _search(target: str, found: FoundRun) -> None:
         is_megatron = is_megatron and (bool(set(names) - set(TRACKERS)) or any(map(RANK.fullmatch, folders)))
         if is_megatron or any(name.endswith((*TENSORS, *PICKLES)) and not DATA_STATE.fullmatch(name) for name in names):
             _add(target, outer, folder, found)
+        for name in names if not is_object_address(target) else ():
+            if name.endswith(ONE_FILE) and read_step([name]) is not None:
+                _add(target, outer, f"{folder}/{name}" if folder else name, found)
         if depth < DEEPEST:
             deeper = sorted(
                 (name for name in folders if not name.startswith(".") and not RANK.fullmatch(name)),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -18,7 +19,7 @@ from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
 from ckptcheck.checkpoint.megatron.weights import is_weight
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
-from ckptcheck.checkpoint.source import Source, read_document
+from ckptcheck.checkpoint.source import Folder, Source, read_document
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
@@ -29,7 +30,7 @@ from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.runs.saves.find_saves import PICKLES, FoundSave, open_tree
+from ckptcheck.runs.saves.find_saves import ONE_FILE, PICKLES, FoundSave, open_tree
 from ckptcheck.runs.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights, plan_with_copies
 from ckptcheck.runs.saves.save import NO_WEIGHTS, FileRecord, Save, TensorRecord, UnlikeCopy
 from ckptcheck.runs.saves.state_files import (
@@ -46,6 +47,7 @@ from ckptcheck.runs.saves.state_files import (
 )
 from ckptcheck.runs.saves.update_sizes import Sample
 from ckptcheck.runs.saves.zero_ranges import BrokenRanges, has_zero_ranges, join_zero_ranges
+from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.tensor_part import packed_strides
 
@@ -111,9 +113,9 @@ def read_save(
     try:
         evidence = open_target(found.address, jobs=jobs, options=ScanOptions(follow_links=follow_links))
     except CkptcheckError as error:
-        source = open_tree(found.address, follow_links=follow_links).open_folders([""])
+        source = _open_save(found.address, follow_links=follow_links)
         contents = SaveContents(source, "torch.save files")
-        if not any(name.endswith(PICKLES) for name in source.files):
+        if not any(name.endswith((*PICKLES, ONE_FILE)) for name in source.files):
             save.defects.append(error.message.removeprefix(f"{found.address} "))
     else:
         contents = _describe_evidence(evidence, reference, save)
@@ -129,6 +131,18 @@ def read_save(
     if not save.weights and not save.defects:
         save.defects.append(NO_WEIGHTS)
     return save
+
+
+def _open_save(address: str, *, follow_links: bool) -> Source:
+    """Return the files of a save: those of its folder, or the one that it is. Raises CkptcheckError."""
+    if _is_one_file(address):
+        path = Path(expand_home(address))
+        return Folder(path.parent, address, frozenset({path.name}), follow_links=follow_links)
+    return open_tree(address, follow_links=follow_links).open_folders([""])
+
+
+def _is_one_file(address: str) -> bool:
+    return address.endswith(ONE_FILE) and Path(expand_home(address)).is_file()
 
 
 def _list_missing_ranks(save: Save) -> list[str]:
@@ -149,8 +163,11 @@ def list_versions(found: FoundSave) -> dict[str, str]:
     from ckptcheck.checkpoint.megatron.folders import list_rank_folders
     from ckptcheck.checkpoint.source import describe_version
 
-    tree = open_tree(found.address)
-    source = tree.open_folders(["", *list_rank_folders(tree, "")])
+    if _is_one_file(found.address):
+        source = _open_save(found.address, follow_links=False)
+    else:
+        tree = open_tree(found.address)
+        source = tree.open_folders(["", *list_rank_folders(tree, "")])
     return {name: describe_version(source, name) for name in source.files}
 
 
@@ -261,7 +278,7 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
     takes_weights = contents.form == "torch.save files"
     weights: list[FoundTensor] = []
     states: dict[str, list[FoundTensor]] = {}
-    for name in save.files:
+    for name in list(save.files):
         base = name.rpartition("/")[2]
         if not _holds_state(base):
             if base.startswith(NO_STATE) and (reason := explain_torn(source, name)):
@@ -279,7 +296,7 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
             merge_numbers(name, counters, save.counters)
             merge_numbers(name, rates, save.rates)
             save.logged_rates |= logged
-        if not base.endswith(PICKLES):
+        if not base.endswith((*PICKLES, ONE_FILE)):
             continue
         try:
             content = read_state_file(source, name)
@@ -288,6 +305,8 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
             continue
         merge_numbers(name, content.counters, save.counters)
         merge_numbers(name, content.rates, save.rates)
+        if base.endswith(ONE_FILE):  # what other trainers keep in files, Lightning keeps under keys
+            save.files |= dict.fromkeys(content.keys, 0)
         for path, layout in content.tensors.items():
             called = (path if base == LEGACY else f"{base}:{path}").lower()
             if layout.dtype not in FLOATS or any(word in called for word in NO_WEIGHT):
@@ -308,11 +327,14 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
             contents.state_copies[number] |= {f"{before}{path}": layout for path, layout in copy.items()}
     if takes_weights:
         _take_weights(weights, contents, save)
+    if save.is_one_file:  # the file's name has the step
+        contents.weights = {key.rpartition(f"{ONE_FILE}:")[2]: layout for key, layout in contents.weights.items()}
+        contents.states = {key.rpartition(f"{ONE_FILE}:")[2]: layout for key, layout in contents.states.items()}
 
 
 def _holds_state(base: str) -> bool:
     """Whether counters or tensors are looked for in a file of this name."""
-    return base in JSON_FILES or (base.endswith(PICKLES) and not base.startswith(NO_STATE))
+    return base in JSON_FILES or (base.endswith((*PICKLES, ONE_FILE)) and not base.startswith(NO_STATE))
 
 
 def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) -> None:

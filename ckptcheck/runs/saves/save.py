@@ -113,6 +113,11 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Bytes of the tensors that were digested."""
 
     @property
+    def is_one_file(self) -> bool:
+        """Whether it is a file of Lightning's, whose keys are what other trainers have files for."""
+        return self.name.rpartition("/")[2] in self.files
+
+    @property
     def is_digested(self) -> bool:
         """Whether its weights were digested."""
         return bool(self.weights)

@@ -110,6 +110,18 @@ LIBRARIES = (
         ),
     ),
     SaveWriter(
+        title="Lightning",
+        source="lightning 2.6.6, pytorch/trainer/connectors/checkpoint_connector.py: it resumed from a save without each key",
+        signs=r"pytorch-lightning_version",
+        parts=(
+            ResumePart(r"state_dict", "refuses to resume from it"),
+            ResumePart(r"optimizer_states", "refuses to resume from it"),
+            ResumePart(r"lr_schedulers", "refuses to resume from it"),
+            ResumePart(r"callbacks", "resumes with callbacks at their beginning", "warning"),
+            ResumePart(r"loops", "resumes with its loops at their beginning", "warning"),
+        ),
+    ),
+    SaveWriter(
         title="torch.distributed.checkpoint",
         source="torch 2.13, distributed/checkpoint/filesystem.py: read_metadata",
         signs=r"__\d+_\d+\.distcp",

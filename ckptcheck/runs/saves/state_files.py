@@ -62,6 +62,8 @@ class StateFile(NamedTuple):
     """Path → which part it is, of those tensors that are parts of one that several ranks share."""
     counters: dict[str, float]
     rates: dict[str, float]
+    keys: tuple[str, ...] = ()
+    """The keys of the dictionary that it holds."""
 
 
 def read_state_file(source: Source, name: str) -> StateFile:
@@ -93,7 +95,8 @@ def read_state_file(source: Source, name: str) -> StateFile:
             if number is not None and not NO_COUNTER.search(path):
                 key = path if len(found) == 1 else f"optimizer {last}"
                 counters[key] = max(number, counters.get(key, number))
-    return StateFile(tensors, {path: shard for path, shard in shards.items() if path in tensors}, counters, rates)
+    keys = tuple(map(str, described)) if isinstance(described, dict) else ()
+    return StateFile(tensors, {path: shard for path, shard in shards.items() if path in tensors}, counters, rates, keys)
 
 
 def open_state_file(source: Source, name: str) -> tuple[Archive, Any]:

@@ -151,6 +151,26 @@ def test_scaled_outputs_that_nothing_undoes(tmp_path: Path, quantized: bool, exp
     assert "up_proj" in " ".join(message for _, message in findings)
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_values_that_several_heads_share(quantized: bool, tmp_path: Path) -> None:
+    """Of 4 heads two read the same values, so each factor is undone in two blocks of the output's columns."""
+    settings = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    tensors = dense()
+    for name in ("k_proj", "v_proj"):
+        tensors[f"{LAYER}self_attn.{name}.weight"] = tensors[f"{LAYER}self_attn.{name}.weight"][: HIDDEN // 2]
+    factors = np.exp(np.random.default_rng(2).uniform(-0.5, 0.5, HIDDEN // 2))
+    for heads, is_clean in ((factors.reshape(2, 1, -1).repeat(2, 1), True), (np.ones(HIDDEN), False)):
+        changed = dict(tensors)
+        values, output = f"{LAYER}self_attn.v_proj.weight", f"{LAYER}self_attn.o_proj.weight"
+        changed[values] = (tensors[values].astype(np.float64) / factors[:, None]).astype(np.float16)
+        changed[output] = (tensors[output].astype(np.float64) * heads.reshape(-1)).astype(np.float16)
+        changed, quantization = quantize(changed) if quantized else (changed, {})
+        first = write(tmp_path / f"dense-{is_clean}", tensors, settings)
+        assert (
+            found(diff(first, write(tmp_path / f"changed-{is_clean}", changed, settings | quantization))) == []
+        ) is is_clean
+
+
 def spoil_column(tensors: Tensors) -> None:
     tensors[f"{LAYER}self_attn.q_proj.weight"][:, 5] *= np.float16(1.1)
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jobs import launch
 
@@ -13,7 +14,13 @@ import ckptcheck
 from ckptcheck.runs.saves.resume import list_lacks, list_step_folders
 from ckptcheck.runs.saves.save import Save
 from tests.conftest import needs_engine
-from tests.factories.saved_runs import write_rank_files, write_torch_file, write_trainer_save
+from tests.factories.saved_runs import (
+    draw_moments,
+    draw_weights,
+    write_rank_files,
+    write_torch_file,
+    write_trainer_save,
+)
 
 TRAINER = [
     "model.safetensors",
@@ -164,6 +171,95 @@ def test_megatrons_saves_within_those_of_nemo_rl_have_its_steps(tmp_path: Path) 
     assert [finding.message for finding in ckptcheck.series(tmp_path / "run").findings] == [
         "step_30 lacks train_dataloader.pt: NeMo-RL refuses to resume from it"
     ]
+
+
+def write_lightning_save(run: Path, step: int, *left_out: str) -> Path:
+    """Write the one file of a save as lightning 2.6 does: what other trainers keep in files, it keeps under keys."""
+    state = {
+        number: {"step": np.array(float(step), "<f4"), "exp_avg": value, "exp_avg_sq": value * value}
+        for number, value in enumerate(draw_moments(step).values())
+    }
+    content = {
+        "epoch": 0,
+        "global_step": step,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": draw_weights(step),
+        "loops": {"fit_loop": {"epoch_progress": {"current": {"completed": 0}}}},
+        "callbacks": {},
+        "optimizer_states": [{"state": state, "param_groups": [{"lr": 1e-4}]}],
+        "lr_schedulers": [{"last_epoch": step}],
+    }
+    path = run / f"epoch=0-step={step}.ckpt"
+    write_torch_file(path, {key: value for key, value in content.items() if key not in left_out})
+    return path
+
+
+def test_each_file_of_lightning_is_a_save(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        path = write_lightning_save(tmp_path, step)
+    assert ckptcheck.series(tmp_path).subject == "3 saves · step 10–30 · epoch=*-step=*.ckpt"
+    assert ckptcheck.series(tmp_path).verdict == "clean"
+    for left_out in ("state_dict", "optimizer_states", "lr_schedulers"):  # without each of them 2.6.6 raises a KeyError
+        write_lightning_save(tmp_path, 30, left_out)
+        (found,) = ckptcheck.series(tmp_path).findings
+        assert left_out in found.message or left_out == "state_dict"
+        assert (found.severity, "resume from epoch=0-step=20.ckpt" in (found.hint or "")) == ("error", True)
+    path.write_bytes(path.read_bytes()[:500])
+    (found,) = ckptcheck.series(tmp_path).findings
+    assert (found.code, found.message.partition(": it ")[0]) == (
+        "SER009", "epoch=0-step=30.ckpt is not whole: epoch=0-step=30.ckpt cannot be read"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_own_loop_that_was_killed_at_any_file(ranks: int, tmp_path: Path) -> None:
+    """It resumes from a step only where it can read every file: model, optimizer, counters of each rank, and its state."""
+    names = ["model.pt", "optim.pt", *(f"rank_{rank}.pt" for rank in range(ranks)), "state.json"]
+    for step in (10, 20, 30):
+        folder = tmp_path / "run" / f"step_{step}"
+        write_torch_file(folder / "model.pt", draw_weights(step))
+        write_torch_file(folder / "optim.pt", {"exp_avg": draw_moments(step)})
+        for rank in range(ranks):
+            write_torch_file(
+                folder / f"rank_{rank}.pt", {"rng": np.arange(4, dtype="<f4"), "samples": step * ranks + rank}
+            )
+        (folder / "state.json").write_text(json.dumps({"global_step": step}), encoding="utf-8")
+    assert ckptcheck.series(tmp_path / "run").verdict == "clean"
+    last = tmp_path / "run" / "step_30"
+    for place, name in enumerate(names):
+        later = {each: (last / each).read_bytes() for each in names[place:]}
+        for gone, torn in ((names[place:], ""), (names[place + 1 :], name), ([name], ""), ([], name)):
+            for each in gone:
+                (last / each).unlink()
+            if torn:
+                (last / torn).write_bytes(later[torn][: len(later[torn]) // 2])
+            # a job that goes on with fewer ranks leaves out the last one's file alone, too
+            if any(last.iterdir()) and gone != [f"rank_{ranks - 1}.pt"] * (ranks > 1):
+                found = ckptcheck.series(tmp_path / "run").findings
+                assert len(found) == 1, (gone, torn, found)
+                assert found[0].severity in ("error", "warning"), found
+                assert "resume from step_20" in (found[0].hint or ""), found
+            for each, content in later.items():
+                (last / each).write_bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_save_of_the_real_lightning_that_was_interrupted(tmp_path: Path) -> None:
+    """Held to what Lightning's Trainer then does; skipped where lightning is not installed."""
+    pytest.importorskip("lightning")
+    from tests.runs.saves import lightning_run
+
+    lightning_run.make(tmp_path / "run")
+    last = tmp_path / "run/epoch=0-step=12.ckpt"
+    assert ckptcheck.series(tmp_path / "run").verdict == "clean"
+    whole = last.read_bytes()
+    for cut in lightning_run.list_cuts(last):
+        last.write_bytes(cut)
+        goes_on = lightning_run.resumes(last)
+        findings = ckptcheck.series(tmp_path / "run").findings
+        assert goes_on == ("error" not in {found.severity for found in findings}), findings
+    last.write_bytes(whole)
+    assert lightning_run.resumes(last)
 
 
 @pytest.mark.engine

@@ -22,9 +22,11 @@ import vllm  # isort: skip
 from vllm.config import VllmConfig, set_current_vllm_config  # isort: skip
 from vllm.distributed import init_distributed_environment, initialize_model_parallel  # isort: skip
 from vllm.engine.arg_utils import EngineArgs  # isort: skip
+from vllm.model_executor.layers.fused_moe import config as fused_experts  # isort: skip
 from vllm.model_executor.model_loader import get_model_loader  # isort: skip
 from vllm.model_executor.model_loader.utils import initialize_model  # isort: skip
 from vllm.model_executor.models import registry  # isort: skip
+from vllm.platforms import current_platform  # isort: skip
 from vllm.utils.torch_utils import set_default_torch_dtype  # isort: skip
 
 assert valueless_files
@@ -74,11 +76,23 @@ def _join_group_of_one() -> None:
         _joined = True
 
 
+class _WithGatelessExperts:
+    """The platform, as the settings of experts ask it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(current_platform, name)
+
+    def is_cuda_alike(self) -> bool:
+        return True
+
+
 def read_version() -> str:
     """Return the version of vLLM."""
     return str(vllm.__version__)
 
 
+# on a CPU it refuses experts without a gate, as NemotronH's, before it builds them; nothing computes here
+fused_experts.current_platform = _WithGatelessExperts()
 registry._run_in_subprocess = lambda look: look()  # vLLM inspects classes in a new Python, which takes seconds
 stub_torchvision()
 RPC_METHODS = {"dry_load": dry_load, "prepare": read_version, "version": read_version}
