@@ -107,5 +107,5 @@ def open_job_report(
     opened.lists_settings = show_settings
     if show_settings:
         opened.sections = (build_settings_section(opened), *opened.sections)
-    asked = find_asked(loaded, select)
+    asked = find_asked(loaded, select, ignored)
     return opened, build_report(opened, loaded, selected=selected, ignored=ignored, asked=asked, pictures=pictures)

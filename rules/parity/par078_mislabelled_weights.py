@@ -119,5 +119,5 @@ def _judge_record(evidence: RolloutEvidence) -> Iterator[Problem]:
         one, other, tensors = equal[0]
         text = f"versions {one.version} and {other.version} are the same weights: {count(tensors, 'tensor')} with equal digests"
         text += f" after syncs {one.sync} and {other.sync}"
-        hint = "find out whether the trainer took a step, and whether the update arrived (ckptcheck history)"
+        hint = "find out whether the trainer took a step, and whether the update arrived (ckptcheck refit history)"
         yield Problem(text, key=f"version {other.version}", hint=hint, severity="warning")

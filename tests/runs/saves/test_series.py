@@ -316,7 +316,8 @@ def test_digests_are_those_of_the_identity(run: Path) -> None:
 def test_a_record_without_identities_cannot_be_compared(run: Path, tmp_path: Path) -> None:
     Record(tmp_path / "record.jsonl").append(SyncRecord(step=10, run="one", sent={"a": "0" * 32}))
     report = ckptcheck.series(run, history=tmp_path / "record.jsonl")
-    assert dict(report.skipped)["SER013"].startswith("the record has no identity of the weights")
+    assert dict(report.crashed)["SER013"].startswith("the record has no identity of the weights")
+    assert report.exit_code() == 2
 
 
 def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None:
