@@ -46,5 +46,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[pairs[0].up],
             key=pairs[0].up,
             hint="save the adapter after training, with its parameters gathered from all ranks",
+            names=tuple(pair.up for pair in pairs),
         )
     ckpt.require_values()
