@@ -59,6 +59,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda files: ckptcheck.preflight(files / "job.yaml", framework="verl", select=["JOB036", "JOB024"]),
         "--select JOB036: it does not apply to this target",
     ),
+    "a job of another framework": (
+        lambda files: ckptcheck.preflight(files / "job.yaml", framework="nemo-rl"),
+        "--framework nemo-rl: none of its settings is in the job",
+    ),
     "a record without identities": (
         lambda files: ckptcheck.series(files / "run", history=files / "record.jsonl"),
         "SER013: the record has no identity",
