@@ -289,7 +289,7 @@ def test_a_file_of_another_kind_is_no_cache(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("obstore", reason="pip install 'ckptcheck[cloud]'")
+    pytest.importorskip("obstore", reason="pip install obstore")
     with ObjectServer("s3") as server:
         server.set_environment(monkeypatch.setenv, tmp_path)
         for step in STEPS:
