@@ -129,7 +129,7 @@ def write_findings(report: Report, stream: IO[str], told: dict[Finding, str] | N
 
 
 def summarize(wholes: Sequence[Report], parts: Sequence[Report]) -> str:
-    """Return one line on a run: how many files have which verdict, which rules found something most often, and which in the whole."""
+    """Return one line on a run: the verdicts of its files, the rules that found most often, and those that found in the whole."""
     verdicts: Counter[str] = Counter(report.verdict for report in parts)
     words = {"clean": "clean", "findings": "with findings", "incomplete": "incomplete"}
     outcome = ", ".join(f"{verdicts[verdict]} {word}" for verdict, word in words.items() if verdicts[verdict])
@@ -139,7 +139,11 @@ def summarize(wholes: Sequence[Report], parts: Sequence[Report]) -> str:
     over_all = join_truncated({each.code for whole in wholes for each in whole.findings})
     if any(whole.verdict == "incomplete" for whole in wholes):
         over_all = f"{over_all}, incomplete" if over_all else "incomplete"
-    pieces = [f"{count(len(parts), 'file')}: {outcome}", f"{found}{more}", f"over the run: {over_all}" if over_all else ""]
+    pieces = [
+        f"{count(len(parts), 'file')}: {outcome}",
+        f"{found}{more}",
+        f"over the run: {over_all}" if over_all else "",
+    ]
     return " · ".join(filter(None, pieces))
 
 

@@ -147,12 +147,7 @@ def parity_probe(
         )  # fmt: skip
         trace = run_probes(os.fspath(source), environment, start_engine, probes)
         report = build_report(replace(trace, floor=noise_floor), loaded, pictures=pictures)
-        missing = {
-            name: trace.unavailable.get(name, "the model has no experts")
-            for name in wanted
-            if name not in trace.results
-        }
-        if missing and report.error is None:
-            why = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
-            report = replace(report, error=f"--only {why}")
-        return report
+        absent = {} if "routing" in probes else {"routing": "the model has no experts"}
+        reasons = {**absent, **trace.unavailable}
+        why = "; ".join(f"--only {name}: {reasons[name]}" for name in wanted if name in reasons)
+        return replace(report, error=report.error or why) if why else report
