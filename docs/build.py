@@ -53,7 +53,7 @@ def assemble_pages(folder: Path) -> None:
     rules = load_rules()
     for rule in rules:
         _write(folder / f"rules/{rule.code}.md", AFTER_GUIDES + describe_rule(rule))
-    _write(folder / "rules/index.md", list_rules(rules))
+    _write(folder / "rules/index.md", AFTER_GUIDES + list_rules(rules))
     _write(folder / "reference/options.md", describe_options())
     _write(folder / "reference/api.md", describe_api())
     _write(folder / "reference/job-faults.md", describe_job_faults())

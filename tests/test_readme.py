@@ -72,3 +72,10 @@ def test_the_settings_are_accepted(tmp_path: Path) -> None:
     for pattern in (*project_settings.select, *project_settings.ignored, *project_settings.severities):
         assert match_rules(rule_loader.load_rules(), pattern)
     assert set(tomllib.loads(text[1])) == set(settings.FORMS)
+
+
+def test_until_there_is_a_release_no_line_installs_from_an_index() -> None:
+    """pip resolves ``ckptcheck[cloud]`` where ckptcheck is installed, and asks an index that has no such entry elsewhere."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "ckptcheck").rglob("*.py")]
+    named = re.compile(r"(pip install|uvx|uv tool install|pipx install) ['\"]?ckptcheck\b")
+    assert [str(file) for file in files if named.search(file.read_text(encoding="utf-8"))] == []

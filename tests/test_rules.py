@@ -157,6 +157,43 @@ def test_case(case: Case, tmp_path: Path) -> None:
     assert not report.crashed
     assert [format_finding(finding) for finding in report.findings] == case.table.get("expect", [])
     assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])
+    for finding in report.findings:
+        counted = 0 if case.rule.code in COUNTS_OTHERS else count_names(finding.message)
+        assert len(finding.names) >= counted, (
+            "a program gets fewer names than the message counts: give Problem(names=…)"
+        )
+
+
+COUNTED = re.compile(
+    r"(?<![\w.,/-])(\d[\d,]*)(?: of (?:its |the )?[\d,]+)? (?:[a-z]+ )?(?:norms|tensors|matrices|weights|modules|files|shards)\b"
+)
+"""A number of what has a name. In "2 of 3 tensors" the first number counts."""
+FURTHER = re.compile(
+    r"(\d[\d,]*) more (?:like|tensor|matri|module|file|shard|weight|are\b)|and ([\d,]+) more(?! dimension| such)"
+)
+"""A number of those beside the one that has its name in the message."""
+COUNTS_OTHERS = {
+    "CMP011": "the matrices that did change",
+    "IDX001": "the shards that are there; of a lost one the tensors are named",
+    "PAR040": "the first and last files of a series",
+    "QNT030": "those that are usual",
+    "REF012": "all weights, which were compared",
+    "REF057": "the tensors of a transport under test",
+    "REF054": "the slots of the tensor that it names",
+    "SER004": "the tensors of the file that it names",
+}
+"""Rule → what its messages count that it does not complain of."""
+
+
+def count_names(message: str) -> int:
+    """Return how many names a message counts.
+
+    >>> count_names("2 of its 30 tensors are zero"), count_names("a.weight and 4 more are stored"), count_names("a is zero")
+    (2, 5, 0)
+    """
+    numbers = [int(found[1].replace(",", "")) for found in COUNTED.finditer(message)]
+    further = [int((found[1] or found[2]).replace(",", "")) + 1 for found in FURTHER.finditer(message)]
+    return max((number for number in (*numbers, *further) if number > 1), default=0)
 
 
 def _build_evidence(case: Case, folder: Path) -> Evidence:

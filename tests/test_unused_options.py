@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from ckptcheck.__main__ import main
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
-from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
+from tests.factories.checkpoint_cases import CHECKPOINTS
 
 TINY = str(CHECKPOINTS / "tiny-llama")
 SERVER = "http://127.0.0.1:1"
@@ -165,13 +164,3 @@ def test_the_command_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert caught.value.code == 2
     streams = capsys.readouterr()
     assert (streams.out, streams.err) == ("", f"ckptcheck: --set timeout=sync= has no effect {ATTACHED}\n")
-
-
-def test_consumers_of_what_is_not_quantized_are_not_asked_in_silence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(next(MEGATRON.iterdir()), tmp_path / "run")
-    for target in (TINY, str(run)):
-        build_app("scan")(["scan", target, "--consumers", "vllm", "--fail-on", "never"], standalone_mode=False)
-    errors = capsys.readouterr().err
-    assert all(f"{name}: nothing in it is quantized, so --consumers were not asked\n" in errors for name in (TINY, run))

@@ -34,4 +34,6 @@ def iter_problems(
         matches = [defect for defect in all_defects if defect.kind in kinds]
         if matches:
             suffix = f" ({count(len(matches) - 1, 'more such place')} in this file)" if len(matches) > 1 else ""
-            yield Problem(matches[0].text + suffix, file=file, key=matches[0].key)
+            places = [name for defect in matches for name in defect.names or (defect.key,) if name]
+            names = tuple(dict.fromkeys(places)) if len(places) > 1 else ()
+            yield Problem(matches[0].text + suffix, file=file, key=matches[0].key, names=names)

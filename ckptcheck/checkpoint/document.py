@@ -30,6 +30,8 @@ class Defect(msgspec.Struct, frozen=True):
     """What is wrong, as a sentence without a full stop."""
     key: str | None = None
     """Tensor name or JSON path that the defect concerns."""
+    names: tuple[str, ...] = ()
+    """All tensors that it concerns, where `text` only counts them."""
 
 
 def clip(text: str, most: int = 100) -> str:

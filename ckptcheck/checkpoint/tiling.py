@@ -43,7 +43,7 @@ def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> li
         cut = [name for name, tensor in tensors.items() if tensor.data_offsets[1] > available]
         first = min(cut, key=lambda name: tensors[name].data_offsets, default=before)
         text = f"the file ends {missing} too early, and cuts off {count(len(cut), 'tensor')} from {clip(first)} on"
-        defects.append(Defect("truncated", text))
+        defects.append(Defect("truncated", text, names=tuple(cut)))
     elif position < available and not defects:
         extra = count(available - position, "byte")
         where = "the last tensor" if tensors else "a header that lists no tensor"

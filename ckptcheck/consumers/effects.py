@@ -102,6 +102,7 @@ def describe_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Ite
             key=place.key if place else key or ckpt.quantization.main_declaration.key,
             hint=_find_renamed_entry(ckpt, first, entry) or _write_hint(first, entry, ckpt.quantization.method),
             severity="warning" if spared else None,
+            names=tuple(modules),
         )
 
 

@@ -274,8 +274,8 @@ class Refusal(msgspec.Struct, frozen=True):
     consumer: Consumer
     error: str
     """The error at the first module."""
-    number: int
-    """How many modules there are."""
+    modules: tuple[str, ...]
+    """The modules, in order."""
     splits_module: bool
     """Whether the lists of the config treat the shards of a fused module differently."""
 
@@ -291,10 +291,9 @@ def find_refusals(ckpt: Checkpoint) -> list[Refusal]:
             ):
                 key = (to_template(decision.error), decision.splits_module)
                 errors.setdefault(key, {})[module.name] = decision.error
-        refusals += [
-            Refusal(evaluation.consumer, alike[sort_modules(alike)[0]], len(alike), splits_module)
-            for (_, splits_module), alike in errors.items()
-        ]
+        for (_, splits_module), alike in errors.items():
+            modules = tuple(sort_modules(alike))
+            refusals.append(Refusal(evaluation.consumer, alike[modules[0]], modules, splits_module))
     return refusals
 
 

@@ -59,7 +59,7 @@ def explain_unknown(ckpt: Checkpoint) -> str | None:
 
 def _compare_with_storage(ckpt: Checkpoint, consumer: Consumer) -> str:
     """Return "yes", or how many modules the consumer refuses or builds in another way than stored."""
-    refused = sum(refusal.number for refusal in find_refusals(ckpt) if refusal.consumer is consumer)
+    refused = sum(len(refusal.modules) for refusal in find_refusals(ckpt) if refusal.consumer is consumer)
     plain, quantized = (
         sum(mismatch.consumer is consumer for mismatch in find_mismatches(ckpt, quantized=stored))
         for stored in (True, False)

@@ -120,6 +120,19 @@ def run_rules(
         return _run_each(evidence, rules, ignored, severities, asked, note_partial, lists)
 
 
+def note_unanswered(reports: Sequence[Report], wanted: Mapping[str, Collection[str]]) -> list[Report]:
+    """Return the reports, incomplete where none of them answers what the user asked for by name.
+
+    wanted: what is then said → codes of rules, of which one has to run on one of the targets.
+    """
+    ran = {code for report in reports for code in report.passed}
+    ran |= {code for report in reports for code, _ in report.crashed}
+    ran |= {finding.code for report in reports for finding in report.findings}
+    if not (error := "; ".join(sentence for sentence, codes in wanted.items() if ran.isdisjoint(codes))):
+        return [*reports]
+    return [replace(report, error=report.error or error, next_step="") for report in reports]
+
+
 def _run_each(
     evidence: Evidence,
     rules: Iterable[Rule],

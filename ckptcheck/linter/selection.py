@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Rule
+from ckptcheck.linter.runner import DOES_NOT_APPLY
 
 CODE = re.compile(r"([A-Za-z]{2,5})[ _-]?(\d{1,9})")
 """A code as people write it: CFG003, cfg3, CFG-03."""
@@ -50,14 +51,23 @@ def select_rules(rules: Sequence[Rule], patterns: Iterable[str]) -> list[Rule]:
     return [rule for rule in rules if rule.code in codes]
 
 
-def find_asked(rules: Sequence[Rule], patterns: Iterable[str]) -> frozenset[str]:
-    """Return the codes of rules that patterns name by their whole code or name; a family of rules asks for none of them."""
-    return frozenset(
-        rule.code
+def find_asked(
+    rules: Sequence[Rule], patterns: Iterable[str], ignored: Collection[str] = ()
+) -> dict[str, frozenset[str]]:
+    """Return the codes of rules that patterns name by their whole code or name; a family of rules asks for none of them.
+
+    Each pattern has its own key: what is said where none of its rules applies. ignored: codes that the user leaves out.
+    """
+    asked = {
+        f"--select {pattern.strip()}: {DOES_NOT_APPLY}": frozenset(
+            rule.code
+            for rule in match_rules(rules, pattern)
+            if rule.code not in ignored
+            and (pattern.strip().upper() == rule.code or pattern.strip().lower() == rule.name)
+        )
         for pattern in patterns
-        for rule in match_rules(rules, pattern)
-        if pattern.strip().upper() == rule.code or pattern.strip().lower() == rule.name
-    )
+    }
+    return {sentence: codes for sentence, codes in asked.items() if codes}
 
 
 def _normalize_name(words: str) -> str:

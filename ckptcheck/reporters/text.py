@@ -82,7 +82,7 @@ def _run(lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], 
     sign: Piece = ("✗ ", "bold red") if grave else ("✓ ", "bold green")
     if not grave and any(report.findings for report in reports):
         sign = ("! ", "yellow") if any(report.count("warning") for report in reports) else INFORMED
-    lines.print(sign, (summarize(reports), "bold"))
+    lines.print(sign, (summarize(wholes, parts), "bold"))
     told = sorted(
         (whole for whole in wholes if whole.findings), key=lambda whole: SEVERITIES.index(whole.findings[0].severity)
     )
@@ -128,15 +128,23 @@ def write_findings(report: Report, stream: IO[str], told: dict[Finding, str] | N
     lines.print()
 
 
-def summarize(reports: Sequence[Report]) -> str:
-    """Return one line on several reports: how many have which verdict, and which rules found something most often."""
-    verdicts: Counter[str] = Counter(report.verdict for report in reports)
+def summarize(wholes: Sequence[Report], parts: Sequence[Report]) -> str:
+    """Return one line on a run: the verdicts of its files, the rules that found most often, and those that found in the whole."""
+    verdicts: Counter[str] = Counter(report.verdict for report in parts)
     words = {"clean": "clean", "findings": "with findings", "incomplete": "incomplete"}
     outcome = ", ".join(f"{verdicts[verdict]} {word}" for verdict, word in words.items() if verdicts[verdict])
-    codes = Counter(code for report in reports for code in dict.fromkeys(each.code for each in report.findings))
+    codes = Counter(code for report in parts for code in dict.fromkeys(each.code for each in report.findings))
     found = ", ".join(f"{code} in {number}" for code, number in codes.most_common(MOST_CODES))
     more = f" and {count(len(codes) - MOST_CODES, 'more rule')}" if len(codes) > MOST_CODES else ""
-    return f"{count(len(reports), 'report')}: {outcome}" + (f" · {found}{more}" if found else "")
+    over_all = join_truncated({each.code for whole in wholes for each in whole.findings})
+    if any(whole.verdict == "incomplete" for whole in wholes):
+        over_all = f"{over_all}, incomplete" if over_all else "incomplete"
+    pieces = [
+        f"{count(len(parts), 'file')}: {outcome}",
+        f"{found}{more}",
+        f"over the run: {over_all}" if over_all else "",
+    ]
+    return " · ".join(filter(None, pieces))
 
 
 def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:

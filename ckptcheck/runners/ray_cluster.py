@@ -47,7 +47,7 @@ REMOTE_THREADS = 4
 """Threads of a task whose bytes come over the network."""
 LEAST_PATIENCE, SLOWEST = 1800.0, 1e6
 """Seconds within which one of the running tasks has to end: a base, and the time of the largest at SLOWEST bytes per second."""
-INSTALL = "pip install 'ckptcheck[ray]'"
+INSTALL = "pip install 'ray[client]'"
 NOWHERE = "/"
 """The working directory for `ray.init`: Ray's workers import from the one that it is called in, before all other folders."""
 

@@ -25,7 +25,11 @@ def format_ranges(numbers: Iterable[int], most: int = 12) -> str:
             runs.append([number, number])
     text = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:most])
     rest = sum(high - low + 1 for low, high in runs[most:])
-    return f"{text} and {rest} more" if rest else text
+    if not rest:
+        return text
+    return remember_list(
+        f"{text} and {rest} more", [str(number) for low, high in runs for number in range(low, high + 1)]
+    )
 
 
 def format_layers(layers: Iterable[int]) -> str:
@@ -50,8 +54,13 @@ def join_truncated(names: Collection[str], most: int = 3) -> str:
     text = ", ".join(listed[:most])
     if len(listed) > most:
         text = f"{text} and {len(listed) - most} more"
-    if len(listed) > 1 and (lists := _lists.get()) is not None:
-        lists[text] = tuple(listed)
+    return remember_list(text, listed)
+
+
+def remember_list(text: str, names: Sequence[str]) -> str:
+    """Return the text that stands for these names in a message; `find_listed` gives them all."""
+    if len(names) > 1 and (lists := _lists.get()) is not None:
+        lists[text] = tuple(names)
     return text
 
 

@@ -1,6 +1,7 @@
 """``ckptcheck diff``: compares two checkpoints and says why they differ."""
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ckptcheck.errors import CkptcheckError
@@ -106,7 +107,10 @@ def _open_comparison(
     if reference != names[0]:
         adapter = open_adapter(names[0], sides[0], follow_links=follow_links)
     before = open_side(os.fspath(previous), **reading) if previous is not None else None
-    return Comparison(
+    comparison = Comparison(
         *sides, Tolerance(dtype, *tolerances), critic,
         previous=before, adapter=adapter, jobs=jobs, runner=runner, progress=progress,
     )  # fmt: skip
+    if before is not None and not replace(comparison, second=before, previous=None).comparable_pairs:
+        raise CkptcheckError(f"{previous} has no tensor in common with {names[0]}, so it is no version before it")
+    return comparison

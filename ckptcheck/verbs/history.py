@@ -87,7 +87,12 @@ def history(
         if log is None:
             raise
         return build_report(log, selected=[rule for rule in load_rules() if rule.name in RULES], pictures=pictures)
-    return build_report(record, pictures=pictures)
+    asked = {}
+    if held is not None:
+        asked["--saved: the record has no sync"] = ("HIS019",)
+    if responses is not None:
+        asked["--rollouts: the record has no sync"] = ("HIS020",)
+    return build_report(record, asked=asked, pictures=pictures)
 
 
 def follow_history(file: StrPath, *, pictures: bool = False) -> "Iterator[Report]":

@@ -7,7 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.text.formatting import join_words
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     FROM_ONE,
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
 
     from ckptcheck.jobs.job import Job
     from ckptcheck.linter.report import Report, Reports
+
+ASKED = {
+    "--checkpoint": (
+        "has nothing to check here: no experts, no conversation, no end tokens",
+        ("PAR069", "PAR073", "PAR074", "PAR076"),
+    ),
+    "--history": ("knows no weight version that a file names", ("PAR078",)),
+    "--replay": ("needs the experts of both sides, and no file has them", ("PAR031",)),
+}
+"""Option → what is said where it met nothing, and the rules that it asks for."""
 
 
 @verb()
@@ -132,7 +143,7 @@ def judge(
     from ckptcheck.jobs.printed_log import compare_logs
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.linter.runner import NOTHING_LOOKED
+    from ckptcheck.linter.runner import NOTHING_LOOKED, note_unanswered
     from ckptcheck.rollouts.files import list_rollout_files
     from ckptcheck.rollouts.job_settings import complete_from_job, find_allowed_lag
     from ckptcheck.rollouts.labelled_weights import read_labelled_weights
@@ -149,6 +160,13 @@ def judge(
     if not named:
         raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
     if (logs := compare_logs(named, [Path(file) for file in several(against)])) is not None:
+        of_tokens = {
+            "--checkpoint": checkpoint, "--history": history, "--job": job, "--replay": replay, "--exact": exact,
+            "--floor": floor, "--tokenizer": tokenizer,
+        }  # fmt: skip
+        if unused := [flag for flag, value in of_tokens.items() if value]:
+            has = "has" if len(unused) == 1 else "have"
+            raise UsageError(f"{join_words(unused)} {has} no effect on logs: they have no tokens")
         return Reports((build_report(logs, pictures=pictures),))
     opened = _open_job(several(job), framework, framework_version)
     if max_lag is None:
@@ -214,7 +232,9 @@ def judge(
         reports.append(
             build_report(RunComparison(series, RolloutSeries.of(reference, thresholds)), loaded, pictures=pictures)
         )
-    return Reports(tuple(reports))
+    given = {"--checkpoint": checkpoint is not None, "--history": history is not None, "--replay": replay}
+    asked = {f"{option} {why}": codes for option, (why, codes) in ASKED.items() if given[option]}
+    return Reports(tuple(note_unanswered(reports, asked)))
 
 
 def _open_job(named: "Sequence[StrPath]", framework: str | None, version: str) -> "Job | None":

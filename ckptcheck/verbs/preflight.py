@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from ckptcheck.verbs.options import (
@@ -107,5 +108,11 @@ def open_job_report(
     opened.lists_settings = show_settings
     if show_settings:
         opened.sections = (build_settings_section(opened), *opened.sections)
-    asked = find_asked(loaded, select)
-    return opened, build_report(opened, loaded, selected=selected, ignored=ignored, asked=asked, pictures=pictures)
+    asked = find_asked(loaded, select, ignored)
+    report = build_report(opened, loaded, selected=selected, ignored=ignored, asked=asked, pictures=pictures)
+    if framework is not None and all(
+        setting.status not in ("set", "unresolved") for setting in opened.settings.values()
+    ):
+        why = f"--framework {framework}: none of its settings is in the job, so nothing of the job was checked"
+        report = replace(report, error=report.error or why)
+    return opened, report

@@ -110,6 +110,7 @@ def parity_probe(
     if repetition_penalty != 1 and trainer != "transformers":
         raise CkptcheckError("a repetition penalty needs logits, which the trainer transformers alone gives")
     probes = select_probes(several(only), several(without))
+    wanted = [*probes] if only else []
     if not only and not compilation:
         probes = {name: make for name, make in probes.items() if name not in COMPILING_PROBES}
     noise_floor = None if floor is None else read_noise_floor(Path(floor))
@@ -145,4 +146,8 @@ def parity_probe(
             head_fp32=head_fp32, say=begin,
         )  # fmt: skip
         trace = run_probes(os.fspath(source), environment, start_engine, probes)
-        return build_report(replace(trace, floor=noise_floor), loaded, pictures=pictures)
+        report = build_report(replace(trace, floor=noise_floor), loaded, pictures=pictures)
+        absent = {} if "routing" in probes else {"routing": "the model has no experts"}
+        reasons = {**absent, **trace.unavailable}
+        why = "; ".join(f"--only {name}: {reasons[name]}" for name in wanted if name in reasons)
+        return replace(report, error=report.error or why) if why else report

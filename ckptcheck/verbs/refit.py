@@ -195,6 +195,7 @@ def refit(
         decode=0 if fast else TrialSettings.decode,
     )
     loaded = load_rules()
+    asked = {"--set sleep-level=2: the engine never slept": ("REF018",)} if sleep_level == 2 else {}
     trial_source = TrialSource(os.fspath(source), to_path(hf_config), despite_errors, keep)
     left_alone = None if quantize_ignore is None else several(quantize_ignore)
     quantization = None if quantize is None else TrialQuantization(quantize, left_alone, trainer_quantizer)
@@ -207,7 +208,7 @@ def refit(
         TrialTrainer(trainer, tp, pp, ep, device, trainer_gpus, to_path(trainer_python)),
         dtype=dtype, quantization=quantization, observer=observer,
     ) as trace:  # fmt: skip
-        report = add_source_errors(build_report(trace, loaded, pictures=pictures), trial_source.errors)
+        report = add_source_errors(build_report(trace, loaded, asked=asked, pictures=pictures), trial_source.errors)
         try:
             if record is not None:
                 append_to_record(trace, Path(record))

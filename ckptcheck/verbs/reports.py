@@ -43,19 +43,22 @@ def build_report(
     *,
     selected: Sequence[Rule] | None = None,
     ignored: Mapping[str, str] | None = None,
-    asked: Collection[str] = (),
+    asked: Mapping[str, Collection[str]] | None = None,
     pictures: bool = False,
 ) -> Report:
     """Run rules over evidence, and draw it if pictures are wanted.
 
     loaded: all rules; None: the built-in ones. selected: those that run; None: all loaded ones.
-    asked: codes of rules that must not be skipped.
+    asked: what is said if none of them applies → codes of rules that the user asked for, which must not be skipped.
     """
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.linter.runner import run_rules
+    from ckptcheck.linter.runner import note_unanswered, run_rules
 
+    wanted = asked or {}
+    codes = {code for each in wanted.values() for code in each}
     rules = load_rules() if loaded is None else loaded
-    report = run_rules(evidence, rules if selected is None else selected, ignored=ignored, asked=asked)
+    report = run_rules(evidence, rules if selected is None else selected, ignored=ignored, asked=codes)
+    report = note_unanswered([report], wanted)[0]
     drawn: tuple[Picture, ...] = ()
     if pictures:
         from ckptcheck.reporters.evidence_pictures import draw_pictures

@@ -42,8 +42,18 @@ REPAIRS = "Repairs"
 KNOWN = "Known findings and settings"
 VALUE_OPTIONS = ("no_mmap", "near_zero_threshold", "identical_threshold")
 """How values are read and judged."""
-ASKED = {"dry_load": ("DRY001",), "base": ("ADP005", "ADP009")}
-"""Option → the rules that it asks for: they run whatever --select names, and must not be skipped."""
+ASKED = {
+    "dry_load": (
+        "--dry-load asks a loader about a whole Hugging Face model, and there is none",
+        ("DRY001",),
+    ),
+    "base": (
+        "--base names the base model of an adapter, and there is no adapter; ckptcheck diff compares two models",
+        ("ADP005", "ADP009"),
+    ),
+}
+"""Option → what is said where it meets no target, and the rules that it asks for: they run whatever --select names."""
+NOTHING_QUANTIZED = "--consumers tabulates how a quantized checkpoint is read, and nothing here is quantized"
 
 
 def reject_unused(given: Given) -> None:
@@ -171,8 +181,8 @@ def scan(
         raise UsageError("--headers-only leaves the values out and --values reads them; choose one")
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.linter import baseline as baselines
-    from ckptcheck.linter.report import Reports
-    from ckptcheck.linter.runner import DOES_NOT_APPLY
+    from ckptcheck.linter.report import Reports, Section
+    from ckptcheck.linter.runner import note_unanswered
     from ckptcheck.runners.parts import PartWriter
     from ckptcheck.text.file_io import require_distinct_outputs
     from ckptcheck.text.model_files import refuse_model_file
@@ -211,11 +221,15 @@ def scan(
             loaders = create_dry_loaders(several(dry_load), stack, len(names))
             request = structs.replace(request, options=structs.replace(request.options, dry_loaders=loaders))
         reports = scan_targets(names, request)
-    if base is not None and all(
-        (code, DOES_NOT_APPLY) in report.skipped for report in reports for code in ASKED["base"]
-    ):
-        why = "--base names the base model of an adapter, and there is no adapter; ckptcheck diff compares two models"
-        reports = [replace(report, error=report.error or why, next_step="") for report in reports]
+    reports = note_unanswered(reports, request.asked)
+    if options.consumers and not any(report.consumers or report.error for report in reports):
+        reports = [replace(report, error=NOTHING_QUANTIZED, next_step="") for report in reports]
+    elif options.consumers:
+        unasked = (Section("Consumers", lines=("nothing in it is quantized: there was nothing to ask",)),)
+        reports = [
+            report if report.consumers or report.error else replace(report, sections=(*report.sections, *unasked))
+            for report in reports
+        ]
     if write_baseline:
         known = baselines.write_baseline(Path(write_baseline), reports)
         observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
@@ -281,7 +295,7 @@ def _build_request(
         rules=select_rules(loaded, list(several(select)) or project.select),
         ignored=ignored,
         severities=project.severity_codes(loaded),
-        asked=find_asked(loaded, several(select)),
+        asked=find_asked(loaded, several(select), ignored),
         options=options,
         observer=observer,
     )
@@ -290,11 +304,12 @@ def _build_request(
 
 def _ask_for(option: str, request: "ScanRequest", loaded: "Sequence[Rule]") -> "ScanRequest":
     """Return the request with the rules of an option among those that run."""
-    codes = {rule.code for rule in request.rules} | {*ASKED[option]}
+    sentence, asked = ASKED[option]
+    codes = {rule.code for rule in request.rules} | {*asked}
     return structs.replace(
         request,
         rules=[rule for rule in loaded if rule.code in codes],
-        asked=request.asked | {*ASKED[option]},
+        asked={**request.asked, sentence: asked},
     )
 
 

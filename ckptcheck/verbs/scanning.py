@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,8 +42,8 @@ class ScanRequest(msgspec.Struct, frozen=True):
     """Code of a rule that does not run → the reason."""
     severities: Mapping[str, Severity]
     """Code of a rule → the severity that replaces its own."""
-    asked: frozenset[str] = frozenset()
-    """Codes of rules that the user asked for by name, which must not be skipped."""
+    asked: Mapping[str, Collection[str]] = msgspec.field(default_factory=dict)
+    """What is said if none of them applies → codes of rules that the user asked for by name, which must not be skipped."""
     jobs: int | None = None
     """Files read at a time; None: as many as there are cores."""
     fix: bool = False
@@ -56,13 +56,17 @@ class ScanRequest(msgspec.Struct, frozen=True):
     """What runs passes over all bytes; None: this process and workers of it."""
     use_mmap: bool = True
     """Map files into memory; False reads them."""
-    """Where values are scanned, as torch names it."""
     stats: Path | None = None
     """File for the statistics of every tensor; None: they are not written."""
     options: ScanOptions = msgspec.field(default_factory=ScanOptions)
     pictures: bool = False
     """Draw pictures; the value pass then samples every tensor on its way."""
     observer: Observer = SILENT
+
+    @property
+    def asked_codes(self) -> frozenset[str]:
+        """Codes of the rules that must not be skipped."""
+        return frozenset().union(*self.asked.values())
 
 
 def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
@@ -79,8 +83,6 @@ def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
             with _paused_garbage_collection():
                 reports.append(add_cluster_notes(_scan_target(target, request, rows), notes[known:]))
             request.observer.note_report(reports[-1])
-            if request.options.consumers and not reports[-1].consumers and not reports[-1].error:
-                request.observer.log(f"{target}: nothing in it is quantized, so --consumers were not asked")
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
@@ -88,6 +90,10 @@ def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
     if request.stats is not None:
         from ckptcheck.values.detectors.tensor_table import encode_records
 
+        if not rows:
+            raise CkptcheckError(
+                "there is nothing for --stats to write: no target has tensors whose values can be read"
+            )
         replace_file(request.stats, encode_records(rows))
     return reports
 
@@ -135,7 +141,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
 
         if (deltas := open_lone_deltas(target)) is not None:
             return run_rules(
-                deltas, request.rules, ignored=request.ignored, severities=request.severities, asked=request.asked
+                deltas, request.rules, ignored=request.ignored, severities=request.severities, asked=request.asked_codes
             )
     ckpt = open_target(
         target, runner=request.runner, jobs=request.jobs, options=request.options, value_reader=value_reader
@@ -187,7 +193,7 @@ def _run_rules(evidence: Checkpoint | Megatron, request: ScanRequest) -> Report:
         request.rules,
         ignored=request.ignored,
         severities=request.severities,
-        asked=request.asked,
+        asked=request.asked_codes,
         note_partial=request.observer.note_report,
     )
 

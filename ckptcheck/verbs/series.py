@@ -65,4 +65,9 @@ def series(
         jobs=jobs,
         observer=observer,
     )
-    return build_report(opened, pictures=pictures)
+    asked = {}
+    if history is not None:
+        asked["--history: the run has no save that could be compared with it"] = ("SER013",)
+    if resumed is not None:
+        asked["--resumed: the run has no save that could be compared with it"] = ("SER014",)
+    return build_report(opened, asked=asked, pictures=pictures)

@@ -46,5 +46,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[pairs[0].up],
             key=pairs[0].up,
             hint="save it after training, gathered from all ranks; if it was, see whether the optimizer had its parameters",
+            names=tuple(pair.up for pair in pairs),
         )
     ckpt.require_values()

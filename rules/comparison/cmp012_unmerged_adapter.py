@@ -32,6 +32,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.merged_adapter import ModuleMerge
 from ckptcheck.compare.matching.name_groups import group_names
+from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import count, join_truncated
 
 HINTS = {
@@ -86,10 +87,10 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             hint="name the base model that the adapter was trained on",
         )
     if vanished:
-        raise Skip(
-            f"the update of {count(len(vanished), 'weight')} of {total:,} vanishes in rounding, so nothing tells whether it was "
-            f"merged: {group_names(vanished)}"
-        )
+        why = f"the update of {count(len(vanished), 'weight')} of {total:,} vanishes in rounding, so nothing tells whether it was"
+        why += f" merged: {group_names(vanished)}"
+        # where nothing can be told, what --base asks has no answer
+        raise EvidenceError(why) if len(vanished) == total else Skip(why)
 
 
 def _explain_factor(factor: float, rank: int | None) -> str:

@@ -51,5 +51,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=names[0],
             key="__metadata__",
             hint='write it with save_file(tensors, path, metadata={"format": "pt"})',
+            names=tuple(names),
         )
     ckpt.require_headers()

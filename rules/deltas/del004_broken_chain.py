@@ -76,19 +76,21 @@ def _compare_base(chain: DeltaChain) -> Iterator[Problem]:
             hint="name the base of the first delta, or the deltas between",
         )
     elif chain.is_on_wrong_base and chain.sorted_deltas in (None, chain.deltas):
-        outcomes = [outcome for outcome in chain.list_outcomes(0).values() if outcome.checksum]
-        wrong = [outcome for outcome in outcomes if outcome.checksum == "different"]
-        if all(outcome.was_there for outcome in wrong):
+        outcomes = {name: outcome for name, outcome in chain.list_outcomes(0).items() if outcome.checksum}
+        wrong = tuple(name for name, outcome in outcomes.items() if outcome.checksum == "different")
+        if all(outcomes[name].was_there for name in wrong):
             yield Problem(
                 f"the base has {first.name} already: before it, {len(wrong):,} of its {count(len(outcomes), 'tensor')} have"
                 " the checksum that it records",
                 hint="leave the delta out",
+                names=wrong,
             )
         else:
             yield Problem(
                 f"after {first.name}, which is for version {first.base_version}, {len(wrong):,} of its"
                 f" {count(len(outcomes), 'tensor')} have another checksum than it records",
                 hint=f"{chain.base_target} is another checkpoint than the one that the delta was made from: name that one",
+                names=wrong,
             )
 
 

@@ -101,6 +101,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="take the values from a checkpoint that has them in F32",
             severity="error" if is_rounded else None,
+            names=tuple(names),
         )
     if unknown:
         raise Skip(f"whether {families[0]} trains its router's bias in F32 is not known to ckptcheck")

@@ -65,7 +65,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if draft < target and not any(table in name for name in ckpt.tensors for table in TABLES):
         yield Problem(
             f"draft_vocab_size is {draft:,} and vocab_size {target:,}, and there is no d2t: vLLM and SGLang take draft token n for "
-            "token n of the target, which accepts next to none",
+            "token n of the target, and accepts almost none",
             file=config.file if config is not None else None,
             key="draft_vocab_size",
             hint=hint,

@@ -61,4 +61,5 @@ def _describe_run(history: History, run: Sequence[SyncPair]) -> Problem:
         f"{history.label(run[0].index)}: {description}{loss_note}{history.describe_lasting([pair.index for pair in run])}",
         hint=hint,
         severity="error" if len(run) >= LASTING and not is_still else "warning",
+        names=tuple(run[0].after.held if side == "held" else run[0].after.sent),
     )

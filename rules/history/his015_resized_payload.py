@@ -36,4 +36,5 @@ def check(history: History) -> Iterator[Problem]:
                 f"{history.label(pair.index)}: the trainer sent its {count(len(after.sent), 'tensor')} in {after.nbytes:,}"
                 f" bytes, and in {before.nbytes:,} at {history.label(pair.before_index)}",
                 hint="was the export cast to another dtype? look for an autocast or a mixed-precision setting around it",
+                names=tuple(after.sent),
             )

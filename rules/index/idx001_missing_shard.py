@@ -28,7 +28,6 @@ sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colib
 Neph0s/CoSER#3 and huggingface/diffusers#14719 (a stale index)
 """
 
-from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -48,13 +47,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         yield _describe_stale(ckpt, ckpt.index)
     if ckpt.index is not None and ckpt.index_decides:
         missing = [shard for shard in ckpt.index.shards if shard not in ckpt.files and not escapes_folder(shard)]
-        tensors = Counter(ckpt.index.weight_map.values()) if missing else {}
-        for shard in missing:
+        placed: dict[str, list[str]] = {shard: [] for shard in missing}
+        for name, shard in ckpt.index.weight_map.items() if missing else ():
+            if shard in placed:
+                placed[shard].append(name)
+        for shard, names in placed.items():
             yield Problem(
-                f"{shard} is missing, but the index places {count(tensors[shard], 'tensor')} in it",
+                f"{shard} is missing, but the index places {count(len(names), 'tensor')} in it",
                 file=ckpt.index.file,
                 key="weight_map",
                 hint=f"fetch {shard} again; if it lies nowhere, the save or the upload did not finish: export again",
+                names=tuple(names),
             )
     if not ckpt.is_single_shard:
         yield from _find_gaps(ckpt)
@@ -69,6 +72,7 @@ def _describe_stale(ckpt: Checkpoint, index: Index) -> Problem:
         hint="delete it: a single model.safetensors needs no index"
         if ckpt.model_files == ("model.safetensors",)
         else "ckptcheck scan --fix writes it again from the headers",
+        names=index.shards,
     )
 
 
@@ -85,4 +89,5 @@ def _find_gaps(ckpt: Checkpoint) -> Iterator[Problem]:
                 f"{len(family.files)} of {family.total} shards exist; missing: number {format_ranges(missing)}",
                 file=family.name(missing[0]),
                 hint="fetch the missing files again; if they lie nowhere, the save or the upload did not finish: export again",
+                names=tuple(map(family.name, missing)),
             )

@@ -45,6 +45,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             "transformers does not load shards without one",
             file=MODEL_INDEX,
             hint="ckptcheck scan --fix writes it from the headers",
+            names=ckpt.model_files,
         )
     is_model = not (ckpt.is_partial or ckpt.shard_sets) and ckpt.config is not None and ckpt.config.architecture
     weights = [name for name in ckpt.files if name.endswith(".safetensors")] if is_model else []
@@ -57,4 +58,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=weights[0],
             severity="warning",
             hint="rename it to model.safetensors" if len(weights) == 1 else "number the files and write an index",
+            names=tuple(weights),
         )

@@ -115,9 +115,9 @@ def _describe(part: Localization) -> str:
     assert point is not None
     index = part.points.index(point)
     before = max((other.relative for other in part.points[:index]), default=0.0)
-    message = f"the first module whose output differs: by {point.relative:.2g} of its norm"
+    message = f"the first module whose output differs, by {point.relative:.2g} times its norm"
     agree = f"within {before:.2g}" if before else "bit for bit"
-    message += f", where all {index} before it agree {agree}" if index else "; nothing comes before it"
+    message += f"; all {index} before it agree {agree}" if index else "; nothing comes before it"
     if point.first_token == 1 and point.name.endswith("self_attn.core"):
         message += "; the first token agrees, so it is what depends on the position"
     elif point.first_token:

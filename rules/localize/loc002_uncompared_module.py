@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.live.localize.localization import Localization
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule("LOC002", "uncompared-module", severity="info", on="localization")
@@ -53,7 +53,7 @@ def _find_unmatched(evidence: Localization) -> Iterator[Problem]:
             names = [name for name in names if not side or name not in other]
             verb = "was" if len(names) == 1 else "were"
             message = f"{count(len(names), 'module output')} of {part.sides[side]} {verb} not compared: "
-            message += ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            message += join_truncated(names)
             if shaped := [name for name in names if name in other]:
                 message += (
                     f"; {shaped[0]} is {list(own[shaped[0]].shape)} here and {list(other[shaped[0]].shape)} there"

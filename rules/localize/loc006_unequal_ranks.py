@@ -33,7 +33,7 @@ def check(evidence: Localization) -> Iterator[Problem]:
     for copy in evidence.layout.unequal_copies:
         yield Problem(
             f"{copy.rank} and {copy.peer} of {copy.side} hold the same output after a reduction, and differ by"
-            f" {copy.relative:.2g} of its norm; {copy.peer} is closer to the other side"
+            f" {copy.relative:.2g} times its norm; {copy.peer} is closer to the other side"
             + (f"; {copy.rank}: {copy.relation}" if copy.relation else ""),
             key=copy.point,
             hint=f"look at what {copy.rank} of {copy.side} holds of this module, and at the reduction",

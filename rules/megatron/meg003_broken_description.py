@@ -66,6 +66,7 @@ def _find_missing_metadata(run: Megatron) -> Iterator[Problem]:
             "it is missing" + (consequence if files else ", and so is every data file"),
             file=run.file(".metadata"),
             hint=f"{HINT} (its name begins with a dot)",
+            names=tuple(files),
         )
 
 

@@ -47,6 +47,7 @@ def _find_unreadable(run: Megatron) -> Iterator[Problem]:
             file=file,
             key=faults[0].key,
             hint="copy the file again from the rank that wrote it; if it is the same there, use an earlier iteration",
+            names=tuple(dict.fromkeys(fault.key for fault in faults)),
         )
 
 

@@ -139,6 +139,12 @@ def _find_missing_experts(run: Megatron) -> Iterator[Problem]:
             f"layer {layer} lacks {count(len(missing), 'expert')} of {expected} ({format_ranges(missing)}){more}",
             file=run.finding_file,
             hint=HINT_FOR_EXPERTS,
+            names=tuple(
+                f"decoder.layers.{each}.mlp.experts.{expert}"
+                for each in sorted(lacking)
+                for expert in range(expected)
+                if expert not in experts_by_layer[each]
+            ),
         )
     incomplete = torn_experts(run.structure)
     if incomplete:
@@ -154,6 +160,12 @@ def _find_missing_experts(run: Megatron) -> Iterator[Problem]:
             f"{'lacks' if len(experts) == 1 else 'lack'} {join_truncated(parts)}{more}",
             file=run.finding_file,
             hint=HINT_FOR_EXPERTS,
+            names=tuple(
+                f"decoder.layers.{each}.mlp.experts.{expert}.{part}"
+                for each, lost in sorted(incomplete.items())
+                for part, experts in sorted(lost.items())
+                for expert in sorted(experts)
+            ),
         )
 
 
@@ -190,6 +202,7 @@ def _find_missing_weights(run: Megatron) -> Iterator[Problem]:
             file=run.finding_file,
             key=f"decoder.layers.{min(layers)}.{min(missing)}",
             hint=HINT,
+            names=tuple(f"decoder.layers.{layer}.{name}" for layer in sorted(layers) for name in sorted(missing)),
         )
 
 

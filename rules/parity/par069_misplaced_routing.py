@@ -57,9 +57,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             continue
         elif not record.captured_layers.any():
             if not record.is_all_missing:
-                text = (
-                    f"{count(record.due_rows, 'row')} name no expert but 0 in any of {count(record.shape[0], 'layer')}"
-                )
+                text = f"{count(record.due_rows, 'row')} name expert 0 and no other, in all {count(record.shape[0], 'layer')}"
                 yield Problem(text, key=record.column, hint="switch the engine's report of routed experts on")
         elif layout is not None:
             yield from _find_misplaced(record, layout)

@@ -111,13 +111,20 @@ def _judge_record(evidence: RolloutEvidence) -> Iterator[Problem]:
     ambiguous = find_ambiguous_versions(evidence.weights, versions)
     if ambiguous:
         earlier, later, differing, shared = ambiguous[0]
+        names = tuple(name for name, digest in later.digests.items() if earlier.digests.get(name, digest) != digest)
         text = f"version {later.version} stands for two sets of weights: {differing:,} of {count(shared, 'tensor')} differ after"
         text += f" sync {later.sync} from those after sync {earlier.sync}"
-        yield Problem(text, key=f"version {later.version}", hint="set the version in the call that updates the weights")
+        yield Problem(
+            text,
+            key=f"version {later.version}",
+            hint="set the version in the call that updates the weights",
+            names=names,
+        )
     equal = find_equal_versions(evidence.weights, versions)
     if equal:
         one, other, tensors = equal[0]
         text = f"versions {one.version} and {other.version} are the same weights: {count(tensors, 'tensor')} with equal digests"
         text += f" after syncs {one.sync} and {other.sync}"
-        hint = "find out whether the trainer took a step, and whether the update arrived (ckptcheck history)"
-        yield Problem(text, key=f"version {other.version}", hint=hint, severity="warning")
+        hint = "find out whether the trainer took a step, and whether the update arrived (ckptcheck refit history)"
+        names = tuple(name for name in other.digests if name in one.digests)
+        yield Problem(text, key=f"version {other.version}", hint=hint, severity="warning", names=names)

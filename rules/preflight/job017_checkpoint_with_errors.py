@@ -19,6 +19,7 @@ slime's debugging guide ("Missing safetensors shards", "MoE router weights becom
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.jobs.job import Job
@@ -39,11 +40,12 @@ def check(job: Job) -> Iterator[Problem]:
             first = checkpoint.errors[0]
             place = f"{first.place}: " if first.place else ""
             option = f" --consumers {','.join(checkpoint.consumers)}" if checkpoint.consumers else ""
-            yield job.problem(
+            problem = job.problem(
                 f"{checkpoint.named} has {count(len(checkpoint.errors), 'error')}, the first:"
                 f" {first.code} {place}{first.message}",
                 at=name,
                 hint=f"ckptcheck scan {shlex.quote(checkpoint.path)} --headers-only{option}",
             )
+            yield replace(problem, names=first.names)
     if reasons:
         raise Skip("; ".join(dict.fromkeys(reasons)))

@@ -63,8 +63,9 @@ def check(job: Job) -> Iterator[Problem]:
     bounded = f" is {' and '.join(bounds)}" if bounds else " has no bound here"
     at = f"algorithm.{kinds[0]}"
     yield job.problem(
-        f"the product over up to {int(length):,} tokens ({job.describe('algorithm.correction')}){bounded}:"
-        f" a bias of {bias:g} a token{why} becomes a weight of {weight:.1g}",
+        f"the weight of a sequence is a product over up to {int(length):,} tokens"
+        f" ({job.describe('algorithm.correction')}), and{bounded}:"
+        f" a bias of {bias:g} a token{why} makes it {weight:.1g}",
         at=at if job[at].leaf else "rollout.response_length",
         severity="warning" if weight < LEAST_WEIGHT else "info",
         hint="let the correction weigh each token: token_truncate, rollout_is=token or tis_ratio_type=token",

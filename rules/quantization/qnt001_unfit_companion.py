@@ -113,4 +113,4 @@ def _describe(ckpt: QuantizedCheckpoint, group: FaultGroup) -> Problem:
         weight=weight,
         needs=group.fault.needs,
     )
-    return Problem(text, file=group.file, key=group.key, hint=hint)
+    return Problem(text, file=group.file, key=group.key, hint=hint, names=group.modules)

@@ -61,6 +61,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                 file=ckpt.tensor_to_file[first],
                 key=first,
                 hint="add the quantization_config that the tool which quantized them wrote",
+                names=tuple(name for name, _ in places),
             )
         if misnamed:
             first, dtype = misnamed[0]
@@ -70,6 +71,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                 file=ckpt.tensor_to_file[first],
                 key=first,
                 hint="rename them without _blocks",
+                names=tuple(name for name, _ in misnamed),
             )
         return
     for group in group_faults(ckpt, "format"):
@@ -82,5 +84,6 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=group.file,
             key=group.key,
             hint="declare the format that the tensors have, or quantize again if they were to have the declared one",
+            names=group.modules,
         )
     ckpt.require_headers()

@@ -123,6 +123,7 @@ def _find_equal(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                 key=first,
                 hint="quantize again, with scales computed from the weights",
                 severity="warning",
+                names=tuple(values),
             )
 
 

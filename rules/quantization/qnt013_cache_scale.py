@@ -99,4 +99,5 @@ def _find_misplaced(ckpt: QuantizedCheckpoint, scales: Scales) -> Iterator[Probl
             key=lost[0],
             severity="warning",
             hint="call it self_attn.k_scale and self_attn.v_scale, or as ModelOpt does",
+            names=tuple(lost),
         )

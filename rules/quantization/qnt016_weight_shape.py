@@ -67,6 +67,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[name],
             key=name,
             hint="write the shape that the weight has",
+            names=tuple(sorted(each for each, _ in wrong)),
         )
     ckpt.require_values()
 

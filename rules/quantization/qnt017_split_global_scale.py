@@ -74,6 +74,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             key=names[0],
             hint="quantize again with one global scale for what engines fuse",
             severity="error" if max(worst, 1 / worst) >= MOST_RATIO else None,
+            names=tuple(sorted({name for scales in split.values() for name in scales}, key=natural_sort_key)),
         )
     ckpt.require_values()
 

@@ -56,4 +56,5 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=ckpt.file_of(first),
             key=first,
             hint="quantize again with the router in the ignore list",
+            names=tuple(sort_modules(modules)),
         )

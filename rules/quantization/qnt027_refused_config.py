@@ -47,12 +47,13 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         if not refusal.splits_module:
             errors.append((refusal.consumer, refusal.error))
             continue
-        others = f" ({refusal.number - 1:,} more like this)" if refusal.number > 1 else ""
+        others = f" ({len(refusal.modules) - 1:,} more like this)" if len(refusal.modules) > 1 else ""
         yield Problem(
             f"{refusal.consumer.label} stops: {refusal.error}{others}",
             file=main.file,
             key=main.key,
             hint="name all parts of the fused module in the list, or none",
+            names=refusal.modules,
         )
     # if the user names no consumers and one accepts the config, the checkpoint may be meant for that one
     is_accepted = not ckpt.options.consumers and len({consumer.name for consumer, _ in errors}) < len(evaluations)

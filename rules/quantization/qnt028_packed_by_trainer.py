@@ -77,4 +77,5 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             if packs and CONSUMERS[trainer].matches_parameters
             else None,
             severity=None if is_asked else "info",
+            names=tuple(sort_modules(modules)),
         )

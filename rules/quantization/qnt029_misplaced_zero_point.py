@@ -69,6 +69,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[first.name],
             key=first.name,
             hint="convert the zero points again, and run ckptcheck diff against the unquantized checkpoint",
+            names=tuple(fit.name for fit in unrelated),
         )
     shifted = [fit for fit in _find_shifted(fits) if fit not in unrelated]
     if shifted:
@@ -80,6 +81,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[first.name],
             key=first.name,
             hint="declare the format that the zero points have, or convert them again",
+            names=tuple(fit.name for fit in shifted),
         )
     ckpt.require_values()
 

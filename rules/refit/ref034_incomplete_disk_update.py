@@ -71,10 +71,10 @@ def _check_update(server: ServerState, update: UpdateTrial, evidence: ServerEvid
     ]
     tensors = count(len(expected), "tensor")
     for names, what, hint in (
-        (overwritten, f"reported success, but left {len(overwritten):,} of {tensors} overwritten", RESTART),
+        (overwritten, f"reported success, but did not load {len(overwritten):,} of {tensors} again", RESTART),
         (
             drafts,
-            f"reported success, but left {count(len(drafts), 'tensor')} of its draft model overwritten",
+            f"reported success, but did not load {count(len(drafts), 'tensor')} of its draft model again",
             "update the draft model separately, or restart the server: the draft model proposes noise",
         ),
         (

@@ -66,6 +66,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint="export the model's own parameters"
                 if is_export_stale
                 else "copy the optimizer's masters into the model after each step, and export the model's own parameters",
+                names=tuple(names),
             )
             return
         matrices = {weight.name for weight in trace.weights if len(weight.shape) > 1 and weight.dtype in FLOATS}

@@ -46,6 +46,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
 
 
 def _describe(first: Save, others: list[Save]) -> Problem:
+    tensors = tuple(first.weights)
     names = join_words([save.name for save in others])
     holds = "hold" if len(others) > 1 else "holds"
     message = f"{names} {holds} the weights of {first.name}, bit for bit ({count(len(first.weights), 'tensor')})"
@@ -58,6 +59,7 @@ def _describe(first: Save, others: list[Save]) -> Problem:
             file=others[0].name,
             severity="info",
             hint="nothing to do if that was intended",
+            names=tensors,
         )
     if is_repeated and not has_stepped:
         return Problem(
@@ -65,6 +67,7 @@ def _describe(first: Save, others: list[Save]) -> Problem:
             file=others[0].name,
             severity="info",
             hint="nothing to do if this part was frozen on purpose",
+            names=tensors,
         )
     if all(moments):
         message += ", and its moments too" if is_repeated else ", although the moments of the optimizer moved"
@@ -74,6 +77,7 @@ def _describe(first: Save, others: list[Save]) -> Problem:
         hint=f"do not resume from {others[-1].name}: what was trained after {first.name} is not in it; if the"
         " trainer's log shows steps without an update (a rate of zero, gradients that overflow), fix those; else save again"
         " without asynchronous saving",
+        names=tensors,
     )
 
 
@@ -91,4 +95,5 @@ def _find_repeated_moments(saves: Iterable[Save]) -> Iterator[Problem]:
                 " the weights moved",
                 file=save.name,
                 hint=f"do not resume from {save.name}; save again without asynchronous saving",
+                names=tuple(moments),
             )

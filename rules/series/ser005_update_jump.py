@@ -76,6 +76,7 @@ def _check_strand(strand: Strand) -> Iterator[Problem]:
                 f" {median(largest[name] for name in jumped):.2g} at most before: these are other weights",
                 file=interval.after.name,
                 hint="training diverged, or the save is of another run: ckptcheck diff says how both are related",
+                names=tuple(sorted(jumped)),
             )
         elif jumped:
             worst = max(jumped, key=lambda name: jumped[name])

@@ -72,6 +72,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 f" ({count(len(before[-1].states), 'tensor')} in {before[-1].name})",
                 file=last.name,
                 hint=_advise(series, last.number),
+                names=tuple(before[-1].states),
             )
 
 

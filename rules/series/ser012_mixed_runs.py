@@ -69,6 +69,7 @@ def _compare_forms(before: Save, after: Save) -> Iterator[Problem]:
             f"{after.name}: {'; '.join(changes)}",
             file=after.name,
             hint="two runs wrote into this folder, or one was started with another configuration: keep them apart",
+            names=(*sorted(gone), *sorted(new), *reshaped),
         )
     if recast and not changes:
         name = recast[0]
@@ -78,6 +79,7 @@ def _compare_forms(before: Save, after: Save) -> Iterator[Problem]:
             file=after.name,
             severity="warning",
             hint="nothing can be compared across them; keep the saves in one dtype",
+            names=tuple(recast),
         )
     settings = [
         f"{key} {before.config[key]} → {after.config[key]}"

@@ -53,6 +53,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint=f"delete the {len(stale[0].files)} shards of the set of {stale[0].total}: the index does not name them"
             if stale
             else "delete the set of the earlier save",
+            names=tuple(name for family in families for name in family.files.values()),
         )
     if index is not None and "model.safetensors" in ckpt.files and "model.safetensors" not in named:
         yield Problem(
@@ -60,6 +61,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"that {index.file} names: two models in one folder",
             file="model.safetensors",
             hint="delete the one from the earlier save",
+            names=named,
         )
     consolidated = [name for name in ckpt.shards if name.startswith("consolidated")]
     if consolidated and not set(consolidated) & set(ckpt.model_files):

@@ -49,4 +49,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{who} {what}",
             file=name,
             hint="list it in the index if it belongs to the model; if not, move it to another folder",
+            names=tuple(shard.tensors),
         )

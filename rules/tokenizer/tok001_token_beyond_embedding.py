@@ -89,6 +89,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             "transformers raises an IndexError at such a token, and on a GPU a device-side assertion fails",
             file="tokenizer_config.json" if beyond[first] in appended else vocabulary.file,
             hint="resize the embedding and save again, or save the model's own tokenizer",
+            names=tuple(beyond[number] for number in sorted(beyond)),
         )
 
 

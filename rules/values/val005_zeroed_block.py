@@ -79,6 +79,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=shard,
             key=first.tensors[0],
             hint="fetch or write the file again, and compare its hash with the original's",
+            names=tuple(dict.fromkeys(name for block in blocks for name in block.tensors)),
         )
     for file, names in group_by_file(ckpt, chain(*find_zero_rank_shards(ckpt).values()), str).items():
         yield Problem(
@@ -100,6 +101,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=file,
             key=name,
             hint="gather all tensor-parallel ranks and write the file again",
+            names=(name, *others),
         )
     ckpt.require_values()
     if not ckpt.can_sample:

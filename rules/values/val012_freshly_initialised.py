@@ -99,6 +99,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=shard,
             key=sample.name,
             hint=HINT,
+            names=(sample.name, *others),
         )
     zero = (
         {stats.name for stats in find_zero_norms(ckpt)}
@@ -126,6 +127,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=lost_norms[0].shard,
             key=lost_norms[0].name,
             hint="take them from the checkpoint this one was converted from",
+            names=tuple(stats.name for stats in lost_norms),
         )
     for name in find_init_heads(ckpt):
         columns = values.tensors[name].shape[1]

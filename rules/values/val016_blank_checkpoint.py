@@ -46,7 +46,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=first.shard if len({stats.shard for stats in blank.matrices}) == 1 else None,
             key=blank.prefix,
             hint="save again from a process that holds the weights, or fetch the files again and compare their hashes",
-            names=tuple(stats.name for stats in blank.matrices),
+            names=blank.names,
         )
     ckpt.require_values()
 
@@ -63,6 +63,6 @@ def _describe(blank: BlankWeights) -> str:
     if blank.prefix is not None:
         return f"every matrix of these layers {what} ({number}): nothing was written to them"
     if blank.is_zero and not blank.num_filled:
-        return f"every weight is zero ({count(blank.num_tensors, 'tensor')}): nothing was written to the checkpoint"
+        return f"every weight is zero ({count(len(blank.names), 'tensor')}): nothing was written to the checkpoint"
     others = f"; {count(blank.num_filled, 'other tensor is', 'other tensors are')} not zero" if blank.num_filled else ""
     return f"every matrix {what} ({number}): nothing was written to them{others}"

@@ -55,5 +55,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=file,
             key=first.name,
             hint="convert again, with a scale for the largest weights; ckptcheck diff against the source shows what differs",
+            names=tuple(matrix.name for matrix in (first, *others)),
         )
     ckpt.require_values()

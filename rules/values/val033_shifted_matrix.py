@@ -63,5 +63,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=file,
             key=first.name,
             hint=hint,
+            names=tuple(matrix.name for matrix in (first, *others)),
         )
     ckpt.require_values()

@@ -80,7 +80,7 @@ def test_a_hub_that_stalls(stalled: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_object_store_that_stalls(stalled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("obstore", reason="pip install 'ckptcheck[cloud]'")
+    pytest.importorskip("obstore", reason="pip install obstore")
     from ckptcheck.checkpoint.objects import bucket_of_obstore as bucket
 
     for name in list(os.environ):

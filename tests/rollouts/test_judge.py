@@ -241,7 +241,7 @@ def test_a_run_begins_with_a_summary_of_a_page(here: Path) -> None:
     assert len(page.splitlines()) <= 50
     # the run first, then each kind of finding once, with its steps
     assert (
-        page.index("14 reports: ")
+        page.index("12 files: ")
         < page.index("PAR043")
         < page.index("PAR020 gap-beyond-limit  in 8 of 12 files: step 4")
     )

@@ -35,7 +35,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CkptcheckError) as caught:
         ckptcheck.manifest(MOE, runner=Ray())
     assert caught.value.message == "--on ray needs the package ray, which is not installed"
-    assert caught.value.hint == "pip install 'ckptcheck[ray]'"
+    assert caught.value.hint == "pip install 'ray[client]'"
 
 
 STAND_INS = {
@@ -163,7 +163,7 @@ def run_aside(runner: Ray, work: Wait, number: int) -> tuple[threading.Thread, l
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A cluster whose head has one processor. Its processes end with the tests."""
-    ray = pytest.importorskip("ray", reason="pip install 'ckptcheck[ray]'")
+    ray = pytest.importorskip("ray", reason="pip install 'ray[client]'")
     from ray.cluster_utils import Cluster
 
     here = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

@@ -185,7 +185,7 @@ def _decompress(delta: Delta, span: Span, most: int) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
-        text = "to decompress it needs the package zstandard: pip install 'ckptcheck[delta]'"
+        text = "to decompress it needs the package zstandard: pip install zstandard blake3"
         raise BrokenChange("package", text) from error
     left = most + 1
     try:

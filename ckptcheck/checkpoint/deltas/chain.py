@@ -218,7 +218,7 @@ class DeltaChain:
         try:
             found = _compute_checksum(delta.checksum_format, state)
         except ImportError:
-            reason = f"{delta.checksum_format} needs a package: pip install 'ckptcheck[delta]'"
+            reason = f"{delta.checksum_format} needs a package: pip install zstandard blake3"
             return Outcome(total, checksum="unread", reason=reason)
         if found == expected:
             return Outcome(total, checksum="equal")

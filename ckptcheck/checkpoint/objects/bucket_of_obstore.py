@@ -45,7 +45,7 @@ class ObstoreBucket:
         if find_spec("obstore") is None:
             raise CkptcheckError(
                 f"{address.scheme}:// is read with the package obstore, which is not installed",
-                hint="pip install 'ckptcheck[cloud]'",
+                hint="pip install obstore",
             )
         from obstore.store import from_url
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckptcheck.compare.bridge.family_table import NAME_NUMBER
-from ckptcheck.text.formatting import format_ranges
+from ckptcheck.text.formatting import format_ranges, remember_list
 
 MAX_GROUPS = 3
 """Groups of names that a message shows; it counts the rest."""
@@ -23,11 +23,12 @@ def group_names(names: Iterable[str], most: int = MAX_GROUPS) -> str:
     'model.layers.{0-3}.mlp.up_proj.weight, model.norm.weight'
     """
     groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+    names = list(names)
     for name in names:
         groups.setdefault(name_template(name), []).append(tuple(map(int, NAME_NUMBER.findall(name))))
     texts = [_format_group(rest, numbers) or '""' for rest, numbers in list(groups.items())[:most]]
     remaining = sum(len(numbers) for numbers in list(groups.values())[most:])
-    return ", ".join(texts) + (f" and {remaining:,} more" if remaining else "")
+    return remember_list(", ".join(texts) + (f" and {remaining:,} more" if remaining else ""), names)
 
 
 def _format_group(rest: tuple[str, ...], numbers: list[tuple[int, ...]]) -> str:

@@ -16,7 +16,7 @@ from ckptcheck.text.file_io import read_regular_file, real_path
 from ckptcheck.text.formatting import format_bytes
 
 SignerKind = Literal["key", "certificate", "keyless"]
-EXTRA_HINT = "pip install 'ckptcheck[sign]'"
+EXTRA_HINT = "pip install model-signing pyopenssl"
 PASSWORD_VARIABLE = "CKPTCHECK_KEY_PASSWORD"
 """Environment variable with the password of a private key. An option would show in the list of processes."""
 LARGEST = 1 << 20

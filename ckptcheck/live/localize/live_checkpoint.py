@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.localize.localization import Localization
 from ckptcheck.live.runtime.engines.activations import Activations, ActivationSource
+from ckptcheck.live.runtime.engines.sizing import default_context_len
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-MIN_CONTEXT_LEN = 512
-"""Least tokens of context to start an engine with."""
 Start = Callable[[], tuple[str, ActivationSource]]
 """Starts a side; returns its name in the report, and the side."""
 
@@ -107,9 +106,10 @@ def localize_checkpoint(
                 other = ckpt if sides.engine_source is None else open_checkpoint(str(sides.engine_source))
                 return start_trainer(sides.engine, other)
             begin(f"starting {sides.engine}")
+            held = sides.engine_source or source
             engine = registry.start_engine(
-                sides.engine, sides.engine_source or source, dtype=sides.dtype, ranks=sides.engine_tp,
-                mode=sides.engine_mode, context_len=max(MIN_CONTEXT_LEN, len(prompt) + 1), python=sides.engine_python,
+                sides.engine, held, dtype=sides.dtype, ranks=sides.engine_tp, mode=sides.engine_mode,
+                context_len=max(default_context_len(held), len(prompt) + 1), python=sides.engine_python,
                 scratch=(folder,),
             )  # fmt: skip
             if not isinstance(engine, ActivationSource):

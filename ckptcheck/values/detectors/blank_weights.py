@@ -25,8 +25,8 @@ class BlankWeights(msgspec.Struct, frozen=True):
     """The prefix of the stack; None for the whole checkpoint."""
     matrices: tuple[TensorStats, ...]
     """All its matrices."""
-    num_tensors: int = 0
-    """How many tensors the whole checkpoint has; 0 for a stack."""
+    tensors: tuple[str, ...] = ()
+    """The tensors of the whole checkpoint; () for a stack."""
     num_filled: int = 0
     """How many of them are no matrices and not zero; 0 for a stack."""
 
@@ -34,6 +34,12 @@ class BlankWeights(msgspec.Struct, frozen=True):
     def is_zero(self) -> bool:
         """Whether the number is zero in each matrix."""
         return all(stats.zero for stats in self.matrices)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that are blank."""
+        is_whole = self.is_zero and not self.num_filled
+        return self.tensors if self.tensors and is_whole else tuple(stats.name for stats in self.matrices)
 
 
 @remembered
@@ -51,7 +57,7 @@ def find_blank_weights(ckpt: Checkpoint) -> list[BlankWeights]:
     names = {stats.name for stats in blank}
     if all(stats.name in names or not _is_weight_matrix(stats) for stats in loaded):
         num_filled = sum(stats.name not in names and not stats.zero for stats in loaded)
-        return [BlankWeights(None, tuple(blank), len(loaded), num_filled)]
+        return [BlankWeights(None, tuple(blank), tuple(stats.name for stats in loaded), num_filled)]
     stacks: dict[str, list[TensorStats]] = {}
     layers: dict[str, set[str]] = {}
     for stats in blank:

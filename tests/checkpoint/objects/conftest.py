@@ -14,7 +14,7 @@ from tests.paths import FIXTURES
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without credentials, proxies and settings of its own, on which no wait is long."""
-    pytest.importorskip("obstore", reason="pip install 'ckptcheck[cloud]'")
+    pytest.importorskip("obstore", reason="pip install obstore")
     for name in list(os.environ):
         if name.upper().startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)

@@ -308,7 +308,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CkptcheckError) as caught:
         open_target(TARGET)
     assert caught.value.message == "s3:// is read with the package obstore, which is not installed"
-    assert caught.value.hint == "pip install 'ckptcheck[cloud]'"
+    assert caught.value.hint == "pip install obstore"
 
 
 def test_without_credentials(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,6 +372,8 @@ def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:
 @pytest.mark.slow
 def test_probes_are_reported_and_set_the_exit_code(here: Path) -> None:
     assert "inductor" not in parity("probe", "tiny", "-v", "--temperature", "1")
+    asked = ("--only", "semantics", "--only", "routing")
+    assert "--only routing: the model has no experts" in parity("probe", "tiny", *asked, "--temperature", "1", code=2)
     faults.append("shifted")
     said = parity("probe", "tiny", "--only", "semantics", "--temperature", "1", "--format", "json", code=1)
     report = json.loads(said)

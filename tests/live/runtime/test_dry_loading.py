@@ -426,6 +426,7 @@ def test_what_is_no_whole_model_is_not_asked_about(tmp_path: Path) -> None:
     targets = [CHECKPOINTS / "tiny-lora", TINY / "model.safetensors", without_config]
     reports = ckptcheck.scan(targets, headers_only=True, dry_load="transformers")
     assert [report.verdict for report in reports] == ["clean", "incomplete", "incomplete"]
+    assert ckptcheck.scan(targets[0], headers_only=True, dry_load="transformers").exit_code() == 2
     assert [dict((*report.skipped, *report.crashed))["DRY001"] for report in reports] == [
         "it does not apply to this target",
         "a dry load needs a whole model: name its folder",

@@ -156,7 +156,10 @@ def test_an_update_that_loads_nothing_and_one_that_kills() -> None:
         status(200, {"success": True})(request)
 
     for update, words in (
-        ({"success": True}, "reported success, but left 2 of 2 tensors overwritten: lm_head.weight, model.norm.weight"),
+        (
+            {"success": True},
+            "reported success, but did not load 2 of 2 tensors again: lm_head.weight, model.norm.weight",
+        ),
         (kill, "overwrote its weights, and it is unknown whether it loaded tiny: "),
     ):
         with JunkServer(sglang(update_weights_from_disk=update)) as server:
