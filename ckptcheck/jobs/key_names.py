@@ -164,13 +164,17 @@ def is_read(name: str, path: str, defaults: DatedDefaults | None) -> bool:
     )
 
 
-def list_unread_keys(document: Document, framework: Framework, defaults: DatedDefaults | None) -> list[UnreadKey]:
+def list_unread_keys(
+    document: Document, framework: Framework, defaults: DatedDefaults | None, name: str
+) -> list[UnreadKey]:
     """Return the keys that a job sets and that its version of the framework reads nowhere.
 
-    A job with a program of its own has none, as that may read any key.
+    A job with a program of its own has none, as that may read any key. name: of the framework, or of the fork of it.
     """
-    table = load_unread_table(framework.name)
-    is_own = document.script and (framework.launches is None or not framework.launches.search(document.script))
+    table = load_unread_table(name)
+    # slime's train.py is known by its flags.
+    line = " ".join([document.script, *(leaf.key for leaf in document.leaves.values())])
+    is_own = document.script and (framework.launches is None or not framework.launches.search(line))
     if table is None or defaults is None or is_own:
         return []
     found = []
@@ -178,7 +182,7 @@ def list_unread_keys(document: Document, framework: Framework, defaults: DatedDe
         leaf = document.leaves.get(path)
         if leaf is None or leaf.is_default or leaf.value in SAYS_NOTHING or leaf.value in entry.defaults:
             continue
-        if not is_read(framework.name, path, defaults):
+        if not is_read(name, path, defaults):
             found.append(
                 UnreadKey(leaf, f"{defaults.table.title}{describe_span(entry.since, None)}", entry.in_examples)
             )

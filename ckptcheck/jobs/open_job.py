@@ -145,7 +145,8 @@ def _read_job(
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
     _check_names(job, document, reader)
-    job.unread_keys = list_unread_keys(document, reader, job.defaults)
+    table = reader.fork(document, paths[0].parent) or reader.name
+    job.unread_keys = list_unread_keys(document, reader, job.defaults, table)
     _set_versions(job, document, engine_version, te_version, paths[0].parent)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
         if (setting := environment_flag(document, variable)).status != "unknown":
@@ -154,7 +155,6 @@ def _read_job(
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
     job.settings |= {name: Setting(leaf.value, "set", "", leaf) for name, leaf in document.crowded.items()}
-    table = reader.fork(document, paths[0].parent) or reader.name
     named = {id(unknown_key.leaf) for unknown_key in job.unknown_keys if unknown_key.values}
     job.unknown_keys += [found for found in list_wrong_values(job, document, table) if id(found.leaf) not in named]
     job.issues = find_met_issues(job, document, table)

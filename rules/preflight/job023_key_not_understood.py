@@ -35,7 +35,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.jobs.job import Job, shown
+from ckptcheck.jobs.job import Job, UnknownKey, shown
 from ckptcheck.jobs.key_names import is_slip
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -81,7 +81,7 @@ def check(job: Job) -> Iterator[Problem]:
             file=leaf.file,
             line=leaf.line if leaf.file else None,
             severity="warning",
-            hint="correct the key, or leave it out" if is_refused else f"write {unknown_key.near}",
+            hint="correct the key, or leave it out" if is_refused else f"write {_spell_out(unknown_key)}",
         )
     if not unknown_keys:
         return
@@ -101,3 +101,9 @@ def check(job: Job) -> Iterator[Problem]:
         line=first.line if first.file else None,
         hint="correct the spelling if it is a mistake",
     )
+
+
+def _spell_out(unknown_key: UnknownKey) -> str:
+    """Return the key that was meant as the job would write it: below its section, with its dashes."""
+    own, near = unknown_key.leaf.key, unknown_key.near
+    return near if re.search(r"[.]|--", near) else own[: -len(re.split(r"[.]|--", own)[-1])] + near
