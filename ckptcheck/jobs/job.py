@@ -261,7 +261,8 @@ class Job(EvidenceDefaults):
         name: in `FIELDS`; file: of the checkpoint.
         """
         checkpoint = self.checkpoints.get(name)
-        if checkpoint is not None and checkpoint.reason:
+        is_here = file == "config.json" and checkpoint is not None and checkpoint.quantized is not None
+        if checkpoint is not None and checkpoint.reason and not is_here:
             raise Skip(f"{file} of {checkpoint.named} decides it: {checkpoint.reason}")
 
     def describe(self, name: str) -> str:

@@ -146,8 +146,7 @@ def _meet(
         leaves += [setting.leaf] if setting.leaf is not None else []
         # What is off only does not stand in the way.
         if setting.is_known and (setting.value or UNWRITTEN not in _list_wanted(wanted)):
-            key = setting.leaf.key.lstrip("-") if setting.leaf is not None else name
-            described.append(f"{key} {shown(setting.value)} ({setting.place})")
+            described.append(f"{_name(setting, name)} {shown(setting.value)} ({setting.place})")
     if issue.part:
         sizes = _compare_sizes(job, issue, find_key, reasons)
         if sizes is None:
@@ -168,7 +167,7 @@ def _meet(
     elif holds is None or is_of_checkout:
         reasons.append(f"{program} {version.text} may be before or after {end.commit if end else 'it'}")
     first = next((leaf for leaf in leaves if not leaf.is_default), leaves[0] if leaves else None)
-    met = MetIssue(issue, program, " and ".join(described), first)
+    met = MetIssue(issue, program, " and ".join(dict.fromkeys(described)), first)
     return replace(met, unsure="; ".join(reasons))
 
 
@@ -199,7 +198,7 @@ def _compare_sizes(
             numbers.append(size)
             if setting.leaf is not None:
                 leaves.append(setting.leaf)
-                described.append(f"{setting.leaf.key.lstrip('-')} {size} ({setting.place})")
+                described.append(f"{_name(setting, name)} {size} ({setting.place})")
             elif size != 1 or are_shares:
                 described.append(f"{name} {size} ({setting.place if setting.is_known else 'default'})")
         is_sum = issue.fits in ("sum at most", "shares") and sizes is issue.part
@@ -209,6 +208,13 @@ def _compare_sizes(
     whole //= ranks
     fit = {"a divisor": whole % part == 0, "equal": part == whole}.get(issue.fits, part <= whole)
     return None if fit or not leaves else (described, leaves)
+
+
+def _name(setting: Setting, name: str) -> str:
+    """Return the key that the job writes, or the name of the setting where it is computed from several."""
+    if setting.leaf is None or (name == "engine.world" and setting.leaf.value != setting.value):
+        return name
+    return setting.leaf.key.lstrip("-")
 
 
 def _is_misspelt(name: str, job: Job) -> bool:

@@ -22,6 +22,7 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.text.file_io import expand_home
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.checkpoint.config import Config
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.checkpoint.vocabulary import Vocabulary
@@ -69,12 +70,9 @@ def scan_named_checkpoints(job: Job, folder: Path, model: str | None = None) -> 
 
 def _read_vocabulary(name: str, folder: Path) -> Vocabulary | None:
     """Return the tokens of a tokenizer that is on this machine, None where it is not or cannot be read."""
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.checkpoint.source import Folder
-
     try:
         path = next((path for path in _list_candidate_paths(name, folder) if path.is_dir()), None)
-        tokenizer = Checkpoint(Folder(path, name)).tokenizer if path is not None else None
+        tokenizer = _open_configs(path, name).tokenizer if path is not None else None
         vocabulary = tokenizer.vocabulary if tokenizer is not None else None
     except (CkptcheckError, OSError, ValueError, RuntimeError):
         return None
@@ -103,7 +101,16 @@ def _find_and_scan(job: Job, name: str, folder: Path) -> NamedCheckpoint:
     try:
         return replace(_scan(job, name, str(path)), untracked_steps=untracked)
     except CkptcheckError as error:
-        return NamedCheckpoint(name, str(path), error.message, untracked_steps=untracked)
+        found = NamedCheckpoint(name, str(path), error.message, untracked_steps=untracked)
+    return _describe(found, _open_configs(path, name))
+
+
+def _open_configs(path: Path, name: str) -> Checkpoint:
+    """Return a folder as a checkpoint without weights: its config.json may be here without them."""
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.source import Folder
+
+    return Checkpoint(Folder(path, name))
 
 
 def _list_untracked_steps(path: Path) -> tuple[str, ...]:
@@ -143,11 +150,9 @@ def _read_turn_ends(tokenizer: Tokenizer | None) -> tuple[str | None, tuple[str,
 def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     """Run the rules on one checkpoint, and read from its config what preflight rules need."""
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.checkpoint.config import INTERMEDIATE, Config
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.checkpoint.value_reader import UnreadValues
-    from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.consumers.registry import CONSUMERS
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.runner import run_rules
@@ -159,26 +164,38 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     ckpt = open_target(path, options=options, value_reader=UnreadValues("headers only"))
     report = run_rules(ckpt, rule_loader.load_rules())
     errors = tuple(finding for finding in report.findings if finding.severity == "error")
+    scanned = NamedCheckpoint(name, path, "", errors, consumers)
     if not isinstance(ckpt, Checkpoint):
-        return NamedCheckpoint(name, path, "", errors, consumers)
-    config = ckpt.config or Config("config.json")
+        return scanned
+    return replace(
+        _describe(scanned, ckpt),
+        weight_bytes=sum(tensor.nbytes for tensor in ckpt.tensors.values()),
+        cache_scales=any(name.endswith(CACHE_SCALES) for name in ckpt.tensors),
+    )
+
+
+def _describe(found: NamedCheckpoint, ckpt: Checkpoint) -> NamedCheckpoint:
+    """Return a checkpoint of the job with what its config files say; as it is, where it has no config.json that can be read."""
+    from ckptcheck.checkpoint.config import INTERMEDIATE
+    from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+
+    try:
+        config = ckpt.config
+    except CkptcheckError:
+        config = None
+    if config is None:
+        return found
     positions, parameters = config.get("max_position_embeddings"), config.get("rope_parameters")
     scaling = config.get("rope_scaling") or (isinstance(parameters, dict) and parameters.get("factor"))
     quantization = config.get("quantization_config")
     vocabulary = ckpt.tokenizer.vocabulary if ckpt.tokenizer else None
     end_token, turn_ends = _read_turn_ends(ckpt.tokenizer)
-    return NamedCheckpoint(
-        name,
-        path,
-        "",
-        errors,
-        consumers,
+    return replace(
+        found,
         experts=(config.integer(*EXPERTS) or 0) > 1,
         context=positions if type(positions) is int and not scaling else None,
         dtype=next((value for key in ("dtype", "torch_dtype") if isinstance(value := config.get(key), str)), None),
-        weight_bytes=sum(tensor.nbytes for tensor in ckpt.tensors.values()),
-        cache_scales=any(name.endswith(CACHE_SCALES) for name in ckpt.tensors),
-        dimensions=ModelDimensions.from_config(ckpt.config),
+        dimensions=ModelDimensions.from_config(config),
         intermediate=None if config.integer(*EXPERTS) else config.integer(*INTERMEDIATE),
         vocab_size=config.integer("vocab_size"),
         vocabulary=vocabulary if vocabulary is not None and vocabulary.readable else None,
