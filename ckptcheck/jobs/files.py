@@ -13,7 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import toml_file, yaml_file
 from ckptcheck.jobs.budget import CHARACTERS, WorkBudget
 from ckptcheck.jobs.document import Document, Leaf, is_hidden, read_text_file
-from ckptcheck.jobs.framework_version import leave_out_comments
+from ckptcheck.jobs.framework_version import PROJECT_FILES, leave_out_comments
 from ckptcheck.jobs.hydra.defaults_entry import read_package_header
 from ckptcheck.jobs.hydra.defaults_list import Composer, Config, ConfigFolders
 from ckptcheck.jobs.hydra.override import Override
@@ -214,7 +214,7 @@ class JobFiles:
                         script.missing.append(f"{clip(word.text)}, {place}, may hold secrets and is not read")
                 elif not os.path.isfile(sourced):
                     is_relative = not (script.folder or os.path.isabs(expand_home(word.text)))
-                    looked = "is not in the script's folder, the four above it or the working folder"
+                    looked = "is not in the script's folder, those above it or the working folder"
                     name = word.text if is_relative else self.name(sourced)
                     notes.append(f"{clip(name)}, {place}, {looked if is_relative else 'does not exist'}")
                     script.missing.append(notes[-1])
@@ -261,13 +261,16 @@ class JobFiles:
         )
 
     def beside(self, name: str, start: Path) -> Path | None:
-        """Find a file that a launch line names: in a folder, in the four above it, or in the working folder.
+        """Find a file that a launch line names: in a folder, in the four above it up to the project's top, or in the working one.
 
         Tries the name itself, then the name with ``.yaml``. start: the folder of the script.
         """
         self.budget.spend(LOOK_STEPS, clip(name, 60))
         name = expand_home(name)
-        folders: Sequence[Path] = [start, *list(real_path(start).parents)[:4], Path.cwd()]
+        above = [start, *list(real_path(start).parents)[:4]]
+        tops = [at for at, folder in enumerate(above) if any(os.path.exists(folder / file) for file in PROJECT_FILES)]
+        # A project may hold others, but what lies beside the outermost one is none of its files.
+        folders: Sequence[Path] = [*(above[: tops[-1] + 1] if tops else above), Path.cwd()]
         for suffix in ("", ".yaml"):
             for folder in folders:
                 try:

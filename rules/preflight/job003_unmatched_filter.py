@@ -6,7 +6,8 @@ Where rollouts are sampled with top-p below 1 or with top-k, the trainer applies
 ## Why it matters
 - The tokens come from a truncated distribution.
 - The engine normalises its processed logprobs over the tokens that the filter keeps; the trainer normalises over all tokens.
-- The two differ even with equal weights, and most where the filter cuts most.
+- The two differ even with equal weights, and most where the filter cuts most. Ratios of an importance correction are then never
+  above 1: a bias, which a product over a response makes large.
 - An engine that returns raw logprobs normalises as the trainer does. A top-p of 0.99 or a top-k of 100 then cuts only tokens that
   are hardly ever drawn: an info.
 
@@ -18,7 +19,7 @@ You accept the small bias. NeMo-RL applies the filters in training too, and slim
 top-p (since 0.3.1), so the rule stays quiet there.
 
 ## Seen in
-vllm-project/vime#64, vllm-project/vime#69; 100 of ROLL's examples at 8eb27cc2 have top_p 0.99 and top_k 100
+vllm-project/vime#64, vllm-project/vime#69, huggingface/trl#6789; 100 of ROLL's examples at 8eb27cc2 have top_p 0.99 and top_k 100
 """
 
 from collections.abc import Iterator
@@ -48,8 +49,15 @@ def check(job: Job) -> Iterator[Problem]:
     if not job.flag("trainer.filters"):
         is_wide = (top_p is None or top_p >= WIDE_TOP_P) and (not top_k or top_k <= 0 or top_k >= WIDE_TOP_K)
         filters = " and ".join(f"{name} {job.describe(f'rollout.{name}')}" for name in active)
+        # The engine divides by the share of probability that the filter keeps: at least top-p.
+        least = f"from {top_p:g} to 1" if len(active) == 1 and active[0] == "top_p" else "at most 1"
+        is_biased = job.text("engine.logprobs") == "processed" and job.text("algorithm.correction") not in (
+            None,
+            "none",
+        )
         yield job.problem(
-            f"rollouts are sampled with {filters}, and {job.framework}'s trainer computes logprobs over all tokens",
+            f"rollouts are sampled with {filters}, and {job.framework}'s trainer computes logprobs over all tokens"
+            + (f": the ratios of the correction are {least} where the two agree, not 1" if is_biased else ""),
             at=f"rollout.{active[0]}",
             severity="info" if is_wide and job.text("engine.logprobs") == "raw" else None,
             hint="sample with top_p 1 and top_k -1 in training",

@@ -47,8 +47,7 @@ def read_job(table: Mapping[str, Any], folder: Path) -> Job:
     if case.critic:
         write_checkpoint(case.critic, folder / "critic")
     path = folder / case.name
-    path.write_text(case.job, encoding="utf-8")
-    for name, text in case.files.items():
+    for name, text in {case.name: case.job, **case.files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     here = build_probe(case.here, folder / "machine") if case.here else None

@@ -206,7 +206,7 @@ def test_every_format_says_first_what_was_read(format: str, beginning: str, fold
         (
             "source m.sh\npython train.py --hf-checkpoint m --rollout-batch-size 8 ${MODEL_ARGS[@]} ${MORE_ARGS[@]:-}\n",
             "the arguments at run.sh:2: ${MODEL_ARGS[@]} is not set in the script, and m.sh, which run.sh:1 sources, is not"
-            " in the script's folder, the four above it or the working folder; give its value with --env MODEL_ARGS=…",
+            " in the script's folder, those above it or the working folder; give its value with --env MODEL_ARGS=…",
         ),
         (
             "python -m verl.trainer.main_ppo $OVERRIDES actor_rollout_ref.rollout.name=vllm\n",
