@@ -108,7 +108,17 @@ def find_met_issues(job: Job, document: Document, framework: str) -> list[MetIss
     found = [each for each in met if each is not None]
     # What is too large divides nothing either.
     too_large = [each.issue.part for each in found if each.issue.fits == "at most"]
-    return [each for each in found if each.issue.fits != "a divisor" or each.issue.part not in too_large]
+    causes: set[str] = set()
+    met_first: list[MetIssue] = []
+    for each in found:
+        issue, is_divided = each.issue, each.issue.fits == "a divisor"
+        # A size that has to change need not be divided as it is.
+        if is_divided and (issue.part in too_large or not causes.isdisjoint(issue.whole)):
+            continue
+        met_first.append(each)
+        if len(issue.part) == 1 and not each.unsure and (is_divided or issue.fits == "at most"):
+            causes.update(issue.part)
+    return met_first
 
 
 def _meet(
