@@ -155,10 +155,14 @@ def find_partial_write(pair: MatrixPair, extent: DifferenceExtent) -> Cause | No
 
 def _find_bit_flip(pair: MatrixPair, extent: DifferenceExtent) -> Cause | None:
     row, column = divmod(extent.first, pair.actual.shape[1])
-    flipped = int(pair.expected[row, column] ^ pair.actual[row, column])
+    expected, actual = int(pair.expected[row, column]), int(pair.actual[row, column])
+    flipped = expected ^ actual
+    place = f"[{row}]" if pair.is_vector else f"[{row}, {column}]"
+    # two casts, or two orders of a sum, differ by one unit as well; a carry makes that several bits
+    if abs(expected - actual) == 1:
+        bits = "one bit differs: bit 0 of" if flipped == 1 else f"{flipped.bit_count()} bits differ in"
+        text = f"{bits} element {place}, one unit in the last place, as another rounding makes it"
+        return Cause("last-place", text, group="one")
     if flipped.bit_count() != 1:
         return None
-    place = f"[{row}]" if pair.is_vector else f"[{row}, {column}]"
-    # two casts, or two orders of a sum, differ by the lowest bit as well
-    text = ", one unit in the last place, as another rounding makes it" if flipped == 1 else ""
-    return Cause("bit-flip", f"one bit differs: bit {flipped.bit_length() - 1} of element {place}{text}", group="one")
+    return Cause("bit-flip", f"one bit differs: bit {flipped.bit_length() - 1} of element {place}", group="one")
