@@ -18,6 +18,7 @@ EVIDENCE_TEXT = {
 CAUSE_TEXT = {
     "bit-flip": "either side may hold the damaged bit: compare both with what they were made from",
     "last-place": "expected where both sides were trained or computed apart; where one is a copy of the other, a bit is damaged",
+    "lost-there": "the other side lost its values, or was not trained yet (a bias or a norm starts so): this one may be right",
 }
 LOST = "this side lost values, which nothing in it restores: repeat the step that made it, or take them from the other side"
 LOSING = {

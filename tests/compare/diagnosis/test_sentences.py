@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def changed(tensor: TensorBits, change: Callable[[np.ndarray], np.ndarray]) -> T
         (
             0x3F7FFFFF,
             0x00FFFFFF,
-            "24 bits differ in element [2, 3], one unit in the last place",
+            "elements differ by one unit in the last place",
             "trained or computed apart",
         ),
         (0x3F800000, 2, "one bit differs: bit 1 of element [2, 3]", "either side may hold the damaged bit"),
@@ -64,6 +65,17 @@ def test_one_unit_in_the_last_place_is_no_damaged_bit(element: int, flips: int, 
 def test_lost_values_cannot_be_undone() -> None:
     (verdict,) = one(bits(8, 8), changed(bits(8, 8), lambda patterns: patterns * 0))
     assert verdict.evidence.startswith("this side lost values")
+    (verdict,) = one(changed(bits(8, 8), lambda patterns: patterns * 0), bits(8, 8))
+    assert verdict.sentence.endswith("every element of the other side is zero")
+    assert verdict.evidence.startswith("the other side lost its values")
+
+
+@pytest.mark.parametrize(("units", "causes"), [(1, ("last-place",)), (2, ("unknown",))])
+def test_two_trainings_one_unit_apart_are_another_rounding(units: int, causes: tuple[str, ...]) -> None:
+    away = np.random.default_rng(1).integers(-1, 2, (32, 32)) * units
+    change = partial(np.add, away.astype(np.uint32))
+    (verdict,) = one(bits(32, 32), changed(bits(32, 32), change))
+    assert verdict.causes == causes
 
 
 def test_gate_and_up_swapped_under_both_names() -> None:
