@@ -45,15 +45,19 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             file=comparison.first.files.get(names[0]),
             key=names[0],
             names=tuple(names),
-            hint=f"rename {theirs}.… to {ours}.…" if theirs and ours else "rename them",
+            hint=(f"rename {theirs}.… to {ours}.…" if theirs and ours else "rename them")
+            + ", unless ckptcheck scan says that the first names are the wrong ones",
         )
     if match.missing:
         heads = all(comparison.is_head(name) for name in match.missing)
-        hint = "convert again, or compare with --critic if one side is a critic" if heads else "convert again"
+        hint = "convert again, unless it was left out on purpose or the two are different models"
+        hint = "convert again, or compare with --critic if one side is a critic" if heads else hint
         yield _describe("missing in the second checkpoint", match.missing, comparison.first.files, hint)
     if match.extra:
         heads = all(comparison.is_head(name) for name in match.extra)
-        hint = "convert into an empty folder, so that no shard of an older save remains"
+        hint = (
+            "if a shard of an older save remains there, convert into an empty folder; if not, the first one may lack it"
+        )
         hint = "compare with --critic if one side is a critic" if heads else hint
         yield _describe("only in the second checkpoint", match.extra, comparison.second.files, hint)
 

@@ -42,5 +42,7 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{context}: {group_names(names)}",
             key=names[0],
             names=tuple(names),
-            hint="convert in the dtype of the source, or name the intended dtype with --cast",
+            hint="convert in the dtype of the source, or name the intended dtype with --cast"
+            if comparable
+            else "convert in the dtype of the source; if it was quantized, its config lacks the quantization_config",
         )

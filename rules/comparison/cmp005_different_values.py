@@ -47,7 +47,8 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{reason}: {group_names(names)}",
             key=names[0],
             names=tuple(names),
-            hint="rotate all matrices that read or write the residual stream, with the norms folded into those that read it",
+            hint="rotate all matrices that read or write the residual stream, with the norms folded into those that read it; if "
+            "these were rotated, they hold other values: convert them again",
         )
     unexplained = {pair.name: (pair, result) for pair, _, result in comparison.value_differences.different}
     if not unexplained:

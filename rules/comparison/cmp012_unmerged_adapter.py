@@ -84,7 +84,7 @@ def check(comparison: Comparison) -> Iterator[Problem]:
         lacking = comparison.adapter.lacking
         yield Problem(
             f"the base model lacks {count(len(lacking), 'module')} that the adapter changes: {join_truncated(lacking)}",
-            hint="name the base model that the adapter was trained on",
+            hint="name the base model that the adapter was trained on; if this is it, the adapter's names are wrong",
         )
     if vanished:
         why = f"the update of {count(len(vanished), 'weight')} of {total:,} vanishes in rounding, so nothing tells whether it was"

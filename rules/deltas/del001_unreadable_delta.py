@@ -35,8 +35,11 @@ from ckptcheck.checkpoint.deltas.delta import MALFORMED, UNKNOWN
 from ckptcheck.text.formatting import count
 
 KINDS = {
-    UNKNOWN: (" is no delta that ckptcheck knows", "publish it in an encoding that the engine reads"),
-    MALFORMED: ("", "publish the delta again"),
+    UNKNOWN: (
+        " is no delta that ckptcheck knows",
+        "name the folder of a delta, or publish it in an encoding that is known here and to the engine",
+    ),
+    MALFORMED: ("", "fetch the delta again; if it is the same where it was published, publish it again"),
 }
 """Kind of defect → the predicate of the message about the delta, and the hint."""
 

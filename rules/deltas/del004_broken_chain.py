@@ -89,7 +89,8 @@ def _compare_base(chain: DeltaChain) -> Iterator[Problem]:
             yield Problem(
                 f"after {first.name}, which is for version {first.base_version}, {len(wrong):,} of its"
                 f" {count(len(outcomes), 'tensor')} have another checksum than it records",
-                hint=f"{chain.base_target} is another checkpoint than the one that the delta was made from: name that one",
+                hint=f"{chain.base_target} is another checkpoint than the one that the delta was made from: name that one; if it"
+                " is the one, the delta is damaged",
                 names=wrong,
             )
 
@@ -103,7 +104,7 @@ def _find_missing(chain: DeltaChain) -> Iterator[Problem]:
         yield Problem(
             f"{delta.name} is for version {delta.base_version}, and comes after version {found.before}"
             f"{_count_missing(found.before, delta.base_version)}",
-            hint="name the deltas between, or begin with the newest whole checkpoint",
+            hint="name the deltas between, or begin with the newest whole checkpoint; leave it out if it is of another run",
         )
 
 
@@ -123,5 +124,5 @@ def _find_repeated(chain: DeltaChain) -> Iterator[Problem]:
         yield Problem(
             f"{delta.name} leads to version {delta.version}, and so does {chain.deltas[before].name} before it",
             severity="warning" if is_harmless else None,
-            hint="name each delta once",
+            hint="name each delta once; if the two differ, one is of a retry or of another run",
         )

@@ -76,7 +76,8 @@ def _find_different(chain: DeltaChain) -> Iterator[Problem]:
                 f"{'has' if len(wrong) == 1 else 'have'} another checksum than it records: {group_names(wrong)}",
                 key=wrong[0],
                 names=tuple(wrong),
-                hint="publish the delta again; if it comes back, compare the trainer's snapshot with a whole save",
+                hint="fetch or publish the delta again; if it comes back, compare the base, and the trainer's snapshot, with a"
+                " whole save",
             )
         unequal = {name: outcome.effect.unequal for name, outcome in outcomes.items() if outcome.effect}
         names = [name for name, number in unequal.items() if number]
@@ -85,5 +86,5 @@ def _find_different(chain: DeltaChain) -> Iterator[Problem]:
                 f"{delta.name}: {sum(unequal.values()):,} elements are not as its sweep says: {group_names(names)}",
                 key=names[0],
                 names=tuple(names),
-                hint="compare the trainer's snapshot with a whole save",
+                hint="compare the base, and the trainer's snapshot, with a whole save",
             )

@@ -44,5 +44,5 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{'it' if len(silent) == 1 else 'them'}: {group_names(silent)}",
             key=silent[0],
             names=tuple(silent),
-            hint="look for what the export of the deltas leaves out",
+            hint="look for what the export of the deltas leaves out, or for a base that had other values there from the start",
         )

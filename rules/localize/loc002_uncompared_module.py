@@ -70,18 +70,20 @@ def _describe_nothing(evidence: Localization) -> Iterator[Problem]:
         reference_shape, other_shape = (
             list(activations[shared_names[0]].shape) for activations in (evidence.reference, evidence.other)
         )
+        hint = "dump the same prompt, and only the prompt, on both sides"
         detail = (
             f"{count(len(shared_names), 'module output has', 'module outputs have')} another shape "
             f"on the other side, such as {shared_names[0]}:"
             f" {reference_shape} and {other_shape}"
         )
     else:
+        hint = "dump the same model on both sides, each module under its own name"
         detail = (
             f"{evidence.sides[0]} has {count(len(reference_names), 'module output')}, {evidence.sides[1]} {len(other_names)},"
             " and no module name occurs on both sides"
         )
     yield Problem(
         f"nothing was compared: {detail}",
-        hint="dump the same prompt, and only the prompt, on both sides",
+        hint=hint,
         severity="error",
     )

@@ -32,6 +32,8 @@ from ckptcheck import Problem, rule
 from ckptcheck.compare.verification import Verification
 from ckptcheck.text.formatting import count, format_shape, join_truncated
 
+HINT = "fetch the file again, or write a new manifest if the change is intended"
+
 
 @rule("MAN001", "changed-tensor", severity="error", on="manifest")
 def check(verification: Verification) -> Iterator[Problem]:
@@ -65,7 +67,7 @@ def check(verification: Verification) -> Iterator[Problem]:
             f"{number} no longer where {'it old' if len(verification.unreadable) == 1 else 'they were'}: "
             f"{join_truncated(sorted(verification.unreadable))}; {reason}",
             key=name,
-            hint="fetch the file again, or write a new manifest if the change is intended",
+            hint=HINT,
         )
     for file, names in changed.items():
         yield Problem(
@@ -73,7 +75,7 @@ def check(verification: Verification) -> Iterator[Problem]:
             f"{join_truncated(names)}",
             file=file,
             key=names[0],
-            hint="fetch the file again, or write a new manifest if the change is intended",
+            hint=HINT,
         )
 
 
@@ -86,4 +88,4 @@ def _describe_reformed(verification: Verification, names: list[str]) -> Problem:
     what = f"it was {before} and is {after}"
     if len(names) > 1:
         what = f"{count(len(names), 'tensor')} were {before} and are {after}: {join_truncated(names)}"
-    return Problem(what, file=current.file, key=names[0], hint="write a new manifest if the change is intended")
+    return Problem(what, file=current.file, key=names[0], hint=HINT)

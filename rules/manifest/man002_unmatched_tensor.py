@@ -63,7 +63,7 @@ def _find_vanished(verification: Verification) -> Iterator[Problem]:
             f"{first} is {renamed[first]}",
             file=current[renamed[first]].file,
             key=renamed[first],
-            hint="write a new manifest if the new names are intended",
+            hint="rename them back, or write a new manifest if the new names are intended",
         )
 
 

@@ -65,7 +65,7 @@ def _find_no_iteration(run: Megatron) -> Iterator[Problem]:
         yield Problem(
             f"it names {run.tracker}, which holds no checkpoint",
             file=TRACKER,
-            hint="write the number of an earlier iteration into it",
+            hint="copy its files here, or write the number of an earlier iteration into it",
         )
 
 

@@ -69,7 +69,7 @@ def _find_overlaps(run: Megatron) -> Iterator[Problem]:
                 f"several chunks hold {count(cover.doubled, 'element')}, the first at {format_shape(cover.doubled_at)}",
                 file=run.file(".metadata"),
                 key=key,
-                hint="save again, with a distinct grid position for every rank",
+                hint="save again, with a distinct grid position for every rank, or use an earlier iteration",
             )
 
 
@@ -82,7 +82,7 @@ def _find_beyond(run: Megatron) -> Iterator[Problem]:
                 f"tensor, which is {format_shape(whole)}",
                 file=run.file(".metadata"),
                 key=key,
-                hint="save again: sizes and chunks come from different models",
+                hint="sizes and chunks come from different models or saves: save again, or use an earlier iteration",
             )
 
 
@@ -103,5 +103,8 @@ def _find_unplaced(run: Megatron) -> Iterator[Problem]:
         )
         verb = "lies" if what == "1 chunk" else "lie"
         yield Problem(
-            f"it does not say where {what} {verb}{more}", file=run.file(".metadata"), key=key, hint="save again"
+            f"it does not say where {what} {verb}{more}",
+            file=run.file(".metadata"),
+            key=key,
+            hint="copy .metadata again; if it is the same at its source, use an earlier iteration",
         )

@@ -113,7 +113,8 @@ def _find_missing_layers(run: Megatron) -> Iterator[Problem]:
                 f"{count(len(missing), name)} of the model {'is' if len(missing) == 1 else 'are'} missing "
                 f"({format_ranges(missing)}){argument}",
                 file=run.finding_file,
-                hint="use an earlier iteration that has them, or save again with a pipeline split that holds all layers",
+                hint="use an earlier iteration that has them, or save again with a pipeline split that holds all layers"
+                + (f"; if {key} is not this model's, common.pt is of another save" if expected is not None else ""),
             )
 
 

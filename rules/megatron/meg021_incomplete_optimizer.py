@@ -91,7 +91,8 @@ def _weights(run: Megatron) -> Iterator[Problem]:
                     f"its {kind} is {format_shape(own.shape)}, but the weight is {format_shape(whole.shape)}",
                     file=run.file(".metadata"),
                     key=weight,
-                    hint=HINT,
+                    hint="one of the two is of another model: if the arguments give the weight's shape, resume with "
+                    "--no-load-optim; else from an earlier iteration",
                 )
 
 

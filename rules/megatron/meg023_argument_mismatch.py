@@ -37,7 +37,7 @@ from ckptcheck.checkpoint.megatron.required_weights import FC1, FC2, expert_laye
 from ckptcheck.checkpoint.megatron.structure import EMBEDDING, OUTPUT, positive_argument
 from ckptcheck.text.formatting import count, format_layers, format_shape
 
-HINT = "use common.pt and the data of the same save"
+HINT = "use common.pt and the data of the same save; if they are, what wrote them mistook a shape or an argument"
 
 
 @rule(

@@ -83,7 +83,7 @@ def _find_identical(run: Megatron) -> Iterator[Problem]:
         + ", as if one rank had been written twice",
         file=file,
         key=name,
-        hint="save again from the run",
+        hint="copy the files again, each from its own rank; if they are the same there, save again or use an earlier iteration",
     )
 
 

@@ -43,6 +43,7 @@ from ckptcheck.values.detectors.master_copies import is_damaged, is_foreign_mast
 
 MASTER = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?:fp32_param|param)\.(.+)$")
 HINT = "the weights are not concerned: resume with them and --no-load-optim, or from an earlier iteration"
+HINT_FOR_NAN = "if the weights are finite, resume with them and --no-load-optim; else from an earlier iteration"
 
 
 @rule(
@@ -68,14 +69,17 @@ def check(run: Megatron) -> Iterator[Problem]:
         elif state.negative and "exp_avg_sq" in key:
             negative.setdefault(key, file)
         filled[key] = filled.get(key, False) or not state.zero
-    for files, what in ((infinite, "NaN or Inf"), (negative, "a negative second moment")):
+    for files, what, hint in (
+        (infinite, "NaN or Inf", HINT_FOR_NAN),
+        (negative, "a negative second moment", HINT),
+    ):
         if files:
             first = next(iter(files))
             yield Problem(
                 f"{count(len(files), 'state holds', 'states hold')} {what}: {join_truncated(files)}",
                 file=files[first],
                 key=first,
-                hint=HINT,
+                hint=hint,
             )
     empty = [key for key, some in filled.items() if not some and _is_lost(run, key)]
     if empty:

@@ -69,7 +69,7 @@ def _describe_unwritten(trace: RefitTrace, sync: Sync, whole: set[Key]) -> Probl
         + (describe_ranks(trace, whole) or describe_delivery(trace, sync, names))
         + describe_arrival(trace, sync, whole, was_skipped=True),
         key=names[0],
-        hint="send it, under a name that the engine's loader knows",
+        hint="send it, under a name that the engine's loader knows; if it was sent so, look at where the loader writes it",
         names=tuple(names),
     )
 
@@ -108,5 +108,8 @@ def _describe_parts(trace: RefitTrace, sync: Sync, partial: Mapping[Key, Unwritt
         message += describe_stop(sync, _find_lost(trace, sync, rank))
         message += describe_arrival(trace, sync, first_keys, [weight.name for weight in lacking], was_skipped=True)
         yield Problem(
-            message, key=names[0], hint="send every part of what the engine fuses, in one update", names=tuple(names)
+            message,
+            key=names[0],
+            hint="send every part of what the engine fuses, in one update; if all were sent, look for what was lost under way",
+            names=tuple(names),
         )

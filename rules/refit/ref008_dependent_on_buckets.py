@@ -59,7 +59,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 key=names[0],
                 hint="see the findings about weights"
                 if trace.stream_transport
-                else "keep what the engine fuses in one bucket",
+                else "keep what the engine fuses in one bucket; if it is, look at how buckets are cut and reused",
                 names=tuple(names),
             )
             return

@@ -55,19 +55,21 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 " and on a GPU another process may choose other kernels"
             )
             continue
-        is_equal = bool(sync.manifest) and not sync.has_wrong_parameter
-        reason = (
-            "although every weight that can be read is equal: the engine computes with something else"
-            + _describe_module(trace, sync)
-            if is_equal
-            else "and so do weights"
-        )
+        if not sync.manifest:
+            reason, hint = (
+                "; the trial did not compare weights",
+                "compare weights, which tells a wrong one from a stale cache",
+            )
+        elif sync.has_wrong_parameter:
+            reason, hint = ", and so do weights", "see the findings about weights"
+        else:
+            reason = ", although every weight that can be read is equal: the engine computes with something else"
+            reason += _describe_module(trace, sync)
+            hint = "see REF005 and REF007; restart the engine to be sure"
         yield Problem(
             f"after sync {scoring.after_sync}, logprobs differ from a cold load of the same weights by up to"
-            f" {diffs.prefill.most:.3g} nats in prefill and {diffs.decode.most:.3g} in decoding, {reason}",
-            hint="see REF005 and REF007; restart the engine to be sure"
-            if is_equal
-            else "see the findings about weights",
+            f" {diffs.prefill.most:.3g} nats in prefill and {diffs.decode.most:.3g} in decoding{reason}",
+            hint=hint,
         )
         return
     if skip_reason:

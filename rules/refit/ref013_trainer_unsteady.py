@@ -55,28 +55,32 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 for before, after in zip(one, other, strict=False)
             ]
             kl = sum(exp(min(ratio, 80.0)) - 1 - ratio for ratio in log_ratios) / max(1, len(log_ratios))
+            fault, hint = _name_wrong_pass(trace, step, scoring)
             yield Problem(
                 f"the forward pass of step {number} differs by up to {difference.most:.3g} nats from one without training,"
-                f" over the same weights and tokens: the first KL is {kl:.3g} and should be 0"
-                + _name_wrong_pass(trace, step, scoring),
-                hint="look for dropout, and for what training computes in another dtype",
+                f" over the same weights and tokens: the first KL is {kl:.3g} and should be 0" + fault,
+                hint=hint,
             )
             return
     if tolerance is None and any_difference:
         raise Skip("the trial ended before it measured what rounding amounts to")
 
 
-def _name_wrong_pass(trace: RefitTrace, step: OptimizerStep, scoring: Scoring) -> str:
-    """Say which of the trainer's two forward passes the engine agrees with, where it is one."""
+def _name_wrong_pass(trace: RefitTrace, step: OptimizerStep, scoring: Scoring) -> tuple[str, str]:
+    """Say which of the trainer's two forward passes the engine agrees with, where it is one; and what to look for."""
+    hint = "look for dropout, and for what training computes in another dtype"
     engine = [scores.prompt_logprobs for scores in scoring.engine]
     tolerance = trace.noise_floor.trainer_tolerance
     agrees = [compare_logprobs(engine, own).within(tolerance) for own in (step.scores, scoring.trainer)]
     if agrees == [True, False]:
         return (
             "; the engine agrees with the step's, so the trainer's own scoring is at fault: a temperature of its logits, or"
-            " another setting"
+            " another setting",
+            "compare the settings of the scoring with those of the step: temperature, dtype, padding",
         )
-    return "; the engine agrees with the other, so the trainer's step is at fault" if agrees == [False, True] else ""
+    if agrees == [False, True]:
+        return "; the engine agrees with the other, so the trainer's step is at fault", hint
+    return "", f"{hint}; or for a temperature or another setting of the scoring alone"
 
 
 def _pair_steps(trace: RefitTrace) -> list[tuple[OptimizerStep, Scoring]]:

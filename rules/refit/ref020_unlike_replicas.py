@@ -44,7 +44,12 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f"{step_label}, the trainer's ranks hold different copies of {count(len(names), 'weight')}:"
                 f" {join_truncated(names)}{_describe_copies(unlike)}",
                 key=sorted(names)[0],
-                hint="only one of the copies is exported; look for a gradient that is not reduced over these ranks",
+                hint="only one of the copies is exported; look "
+                + (
+                    "for a gradient that is not reduced over these ranks"
+                    if step
+                    else "at what each rank loads, and at what it initializes by itself"
+                ),
                 names=names,
             )
             return

@@ -93,7 +93,7 @@ def _compare_weights(server: ServerState, target: str, expected: Mapping[str, fr
         f" {join_truncated(names)}"
         + (f"; it lacks {count(len(missing_places), 'tensor')} of the checkpoint" if missing_places else ""),
         key=names[0],
-        hint="have it load the checkpoint again (--allow-write), and look at what syncs it",
+        hint="if it should serve this checkpoint, have it load it again (--allow-write), and look at what syncs it",
         names=tuple(names),
     )
 

@@ -70,7 +70,7 @@ def check(evidence: ServerEvidence) -> Iterator[Problem]:
             ),
             hint="compare the configs of both sides"
             if is_reference_off
-            else "see which weights differ, and have it load the checkpoint again",
+            else "see which weights differ, and have it load the checkpoint again; if none do, compare the configs of both sides",
         )
     if skip_reason:
         raise Skip(skip_reason)

@@ -65,7 +65,10 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 + ("; its ranks do hold new values, so the exporter reads a copy (REF037)" if is_export_stale else ""),
                 hint="export the model's own parameters"
                 if is_export_stale
-                else "copy the optimizer's masters into the model after each step, and export the model's own parameters",
+                else "look at the loss: nothing has a gradient"
+                if norm == 0
+                else "if the learning rate is not zero: copy the optimizer's masters into the model after each step, and export "
+                "the model's own parameters",
                 names=tuple(names),
             )
             return

@@ -94,6 +94,7 @@ def _find_repeated_moments(saves: Iterable[Save]) -> Iterator[Problem]:
                 f"{save.name} holds the moments of {first.name}, bit for bit ({count(len(moments), 'tensor')}), although"
                 " the weights moved",
                 file=save.name,
-                hint=f"do not resume from {save.name}; save again without asynchronous saving",
+                hint=f"do not resume from {save.name}, unless its weights were replaced without training (a merge, an average);"
+                " save again without asynchronous saving",
                 names=tuple(moments),
             )

@@ -137,7 +137,10 @@ def _list_resting(strand: Strand) -> Iterator[Problem]:
             file=last.after.name,
             key=names[0],
             severity="error" if has_moved else severity,
-            hint="look for them among the optimizer's parameters, unless they are frozen on purpose",
+            hint="the optimizer updates them, and the saves hold old values: look for a rank or a file that these share, and for"
+            " masters that are not copied into the model"
+            if has_moved
+            else "look for them among the optimizer's parameters, unless they are frozen on purpose",
         )
 
 

@@ -58,7 +58,7 @@ def _check_strand(strand: Strand) -> Iterator[Problem]:
                     f"{save.name}: {name} holds the {count(part.tensors, 'tensor')} of {source.name}, bit for bit, while"
                     f" {count(others, 'other file')} moved",
                     file=f"{save.name}/{name}",
-                    hint="save again: this save mixes two steps; look at the rank or the writer of this file",
+                    hint="this save mixes two steps: use another, or save again; look at the rank or the writer of this file",
                 )
             else:
                 rested.add(name)

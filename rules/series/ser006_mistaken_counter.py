@@ -56,7 +56,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 yield Problem(
                     f"{save.name}: {counter[0]} is {counter[1]:.0f}, and the folder says {save.number}",
                     file=f"{save.name}/{counter[0].partition(':')[0]}",
-                    hint="do not resume from it before its weights are known to be of this step; save again",
+                    hint="the folder was renamed, or this file is of another save: resume once the step of the weights is known",
                 )
             for path, value in save.counters.items():
                 file, _, key = path.partition(": ")
@@ -65,7 +65,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                     yield Problem(
                         f"{save.name}: {path} is {value:.0f}, and {save.counters[shared]:.0f} on other ranks",
                         file=f"{save.name}/{file}",
-                        hint="the files of the ranks are of different steps: save again",
+                        hint="the files of the ranks are of different steps: use another save, or save again",
                     )
         for path in dict.fromkeys(path for save in strand.saves for path in save.counters):
             yield from _find_standstill(path, [save for save in strand.saves if path in save.counters])

@@ -68,7 +68,8 @@ def _compare_forms(before: Save, after: Save) -> Iterator[Problem]:
         yield Problem(
             f"{after.name}: {'; '.join(changes)}",
             file=after.name,
-            hint="two runs wrote into this folder, or one was started with another configuration: keep them apart",
+            hint="two runs wrote into this folder, or one was started with another configuration: keep them apart"
+            + ("; if neither, the save lacks a part" if gone and not reshaped else ""),
             names=(*sorted(gone), *sorted(new), *reshaped),
         )
     if recast and not changes:

@@ -51,7 +51,11 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 f"{save.name} has the identity {save.identity[:12]}, and the live trainer had"
                 f" {watched[save.number][:12]} at step {save.number}{what}",
                 file=save.name,
-                hint="do not use this save: save again, without asynchronous saving",
+                hint="do not use this save: save again, without asynchronous saving; if every save is as many steps off, the record"
+                " counts steps otherwise"
+                if step is not None
+                else "do not use this save: it was damaged, or copied while the trainer went on; save again, without asynchronous"
+                " saving",
             )
     if not compared:
         raise Skip("no step of the record was saved, or no save has an identity")

@@ -59,7 +59,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                     f" {after.name}: {group_names(lost)}",
                     file=after.name,
                     key=lost[0],
-                    hint="the load left them out, and they start anew",
+                    hint="the load left them out, and they start anew, or the save after it did",
                 )
     if not compared:
         raise Skip("neither the saves nor what was saved after the load could be read completely")

@@ -48,7 +48,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 yield Problem(
                     f"{file} says {text[:80]!r}, which is no step",
                     file=file,
-                    hint="write the step of the last save into it",
+                    hint="write the step of the last whole save into it",
                 )
         elif not with_it:
             yield Problem(

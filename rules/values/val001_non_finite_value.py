@@ -39,7 +39,10 @@ from ckptcheck.values.stats import TensorStats
 HINT = (
     "export again from what this was made of; if it is NaN or infinite there too, take the last save in which it is not"
 )
-HINT_FOR_HALF = "convert again from the original dtype: F16 ends at 65,504"
+HINT_FOR_HALF = (
+    "convert again from the original dtype (F16 ends at 65,504); if it is infinite there too, take the last save in which it"
+    " is not"
+)
 
 
 @rule("VAL001", "non-finite-value", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))

@@ -55,6 +55,8 @@ from ckptcheck.values.detectors.roles import (
 from ckptcheck.values.detectors.zeroed_blocks import find_zero_blocks
 from ckptcheck.values.detectors.zeroed_slices import find_zero_adapters, find_zero_experts, find_zero_rank_shards
 
+HINT = "compare the file's hash with the original's: if it differs, fetch the file again; if not, export again"
+
 
 @rule("VAL004", "zero-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
@@ -84,7 +86,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{count(len(names), 'matrix is', 'matrices are')} all zero{list_unless_single(names)}",
             file=shard,
             key=names[0],
-            hint="compare the file's hash with the original, or export again",
+            hint=HINT,
         )
     for name, numbers in find_zero_experts(ckpt).items():
         yield Problem(
@@ -92,7 +94,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{'are' if len(numbers) > 1 else 'is'} all zero in this tensor",
             file=ckpt.tensor_to_file[name],
             key=name,
-            hint="compare the file's hash with the original, or export again",
+            hint=HINT,
         )
     if adapters := find_zero_adapters(ckpt):
         yield Problem(

@@ -78,7 +78,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{_where(ckpt, shard, first)}{whole}{half}{more}",
             file=shard,
             key=first.tensors[0],
-            hint="fetch or write the file again, and compare its hash with the original's",
+            hint="compare the file's hash with the original's: if it differs, fetch the file again; if not, write it again",
             names=tuple(dict.fromkeys(name for block in blocks for name in block.tensors)),
         )
     for file, names in group_by_file(ckpt, chain(*find_zero_rank_shards(ckpt).values()), str).items():

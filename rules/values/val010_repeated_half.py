@@ -63,6 +63,7 @@ from ckptcheck.values.first_looks import COLUMNS, ROWS
 from ckptcheck.values.stats import TensorStats
 
 RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
+HINT = "merge again from all tensor-parallel ranks, unless the model was widened by copying and not trained since"
 
 
 @rule("VAL010", "repeated-half", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
@@ -110,7 +111,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{axis} (one tensor-parallel rank seems to be merged twice): {join_truncated(names)}",
             file=shard,
             key=names[0],
-            hint="merge again from all tensor-parallel ranks",
+            hint=HINT,
         )
     for (shard, share), names in shares.items():
         part = RANKS[share.ranks]
@@ -120,7 +121,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"twice): {join_truncated(names)}",
             file=shard,
             key=names[0],
-            hint="merge again from all tensor-parallel ranks",
+            hint=HINT,
         )
     for shard, names in group_by_file(ckpt, find_repeated_vectors(ckpt), str).items():
         yield Problem(
@@ -128,6 +129,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"seems to be merged twice): {join_truncated(names)}",
             file=shard,
             key=names[0],
-            hint="merge again from all tensor-parallel ranks",
+            hint=HINT,
         )
     ckpt.require_values()

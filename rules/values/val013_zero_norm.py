@@ -37,7 +37,7 @@ from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.norms import find_torn_norms, find_zero_norms
 from ckptcheck.values.detectors.roles import is_norm, name_pattern
 
-HINT = "take it from the checkpoint this one was converted from"
+HINT = "compare the file's hash with the original's; if it is the same, take the norm from what this was made of"
 
 
 @rule(
@@ -58,7 +58,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"every norm is zero ({len(zero):,}), and this architecture multiplies by them: all logits are equal",
             file=zero[0].shard,
             key=zero[0].name,
-            hint="take them from the checkpoint this one was converted from",
+            hint=HINT,
         )
         zero = []
     for shard in dict.fromkeys(stats.shard for stats in zero):

@@ -57,7 +57,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"subtracted{list_unless_single(names)}",
             file=ckpt.tensor_to_file[names[0]],
             key=names[0],
-            hint="add one to these norms, or convert again: this architecture multiplies by the weight itself",
+            hint="add one to these norms, or convert again; if the model is of a family that adds one itself, correct model_type",
         )
     if names := find_raised_norms(ckpt):
         yield Problem(

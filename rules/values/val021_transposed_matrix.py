@@ -59,6 +59,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{join_truncated([matrix.name for matrix in matrices])}",
             file=shard,
             key=first.name,
-            hint="transpose it, or convert again; ckptcheck diff against the source shows each such matrix",
+            hint="ckptcheck diff against the source tells whether it is transposed or another one: transpose it, or convert again",
         )
     ckpt.require_values()

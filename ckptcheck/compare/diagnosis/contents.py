@@ -159,6 +159,35 @@ def _find_bit_flip(pair: MatrixPair, extent: DifferenceExtent) -> Cause | None:
     if flipped.bit_count() != 1:
         return None
     place = f"[{row}]" if pair.is_vector else f"[{row}, {column}]"
+    text = f"one bit differs: bit {flipped.bit_length() - 1} of element {place}"
     # two casts, or two orders of a sum, differ by the lowest bit as well
-    text = ", one unit in the last place, as another rounding makes it" if flipped == 1 else ""
-    return Cause("bit-flip", f"one bit differs: bit {flipped.bit_length() - 1} of element {place}{text}", group="one")
+    if flipped == 1:
+        return Cause("last-place", f"{text}, one unit in the last place, as another rounding makes it", group="one")
+    return Cause("bit-flip", text, group="one")
+
+
+def find_other_rounding(pair: MatrixPair) -> Cause | None:
+    """Find finite numbers that all differ by one unit in the last place at most: computed apart, not damaged."""
+    if not pair.is_float or pair.dtype not in FORMATS:
+        return None
+    sign = np.array(FORMATS[pair.dtype].sign, pair.actual.dtype)
+    for low, high in row_ranges((pair.actual.shape[0], pair.actual.shape[1])):
+        places = []
+        for side in (pair.expected, pair.actual):
+            part = np.ascontiguousarray(side[low:high])
+            if not np.isfinite(decode(pair.dtype, part)).all():
+                return None
+            places.append((part & ~sign).astype(np.int64))
+        if (np.abs(places[0] - places[1]) > 1).any() or (
+            (pair.expected[low:high] ^ pair.actual[low:high]) & sign
+        ).any():
+            return None
+    return Cause(
+        "last-place", "elements differ by one unit in the last place, as another rounding makes it", group="some"
+    )
+
+
+def find_loss_on_other_side(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
+    """Find a tensor that is zero, NaN or constant throughout on the expected side alone."""
+    content = describe_unexpected_content(dtype, actual, expected)
+    return Cause("lost-there", f"every element of the other side is {content[1]}") if content is not None else None

@@ -152,6 +152,7 @@ class CauseSearch:
     def _find_cheap_cause(self, unit: MatrixPair, extent: DifferenceExtent) -> Causes:
         """Return one cause out of those that are cheap to try."""
         cause = contents.find_uniform_content(unit.dtype, unit.expected, unit.actual)
+        cause = cause or contents.find_loss_on_other_side(unit.dtype, unit.expected, unit.actual)
         if cause is not None:
             return (cause,)
         previous = unit.read_sibling("previous", unit.key.parsed_name.layer, unit.key.expert_index)
@@ -169,6 +170,7 @@ class CauseSearch:
         cause = (
             find_partial_write(unit, extent)
             or contents.find_nan_holes(unit.dtype, unit.expected, unit.actual)
+            or contents.find_other_rounding(unit)
             or contents.find_bare_codes(unit.dtype, unit.expected, unit.actual)
         )
         if cause is not None:

@@ -7,14 +7,25 @@ from collections.abc import Mapping
 
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorKey
 from ckptcheck.compare.diagnosis.tensor_name import parse_tensor_name
-from ckptcheck.compare.diagnosis.verdict import ORDER, Cause, Explanation, Verdict
+from ckptcheck.compare.diagnosis.verdict import ORDER, Cause, Confidence, Explanation, Verdict
 from ckptcheck.text.formatting import format_ranges, join_truncated
 
 EVIDENCE_TEXT = {
-    "exact": "undoing this gives the values of the other checkpoint, bit for bit",
-    "rounded": "undoing this gives the values of the other checkpoint, up to the rounding of the dtype",
+    "exact": "undoing this gives the values of the other side, bit for bit",
+    "rounded": "undoing this gives the values of the other side, up to the rounding of the dtype",
     "likely": "the values look like this, but it cannot be undone, so it is not proved",
 }
+CAUSE_TEXT = {
+    "bit-flip": "either side may hold the damaged bit: compare both with what they were made from",
+    "last-place": "expected where both sides were trained or computed apart; where one is a copy of the other, a bit is damaged",
+    "lost-there": "the other side lost its values, or was not trained yet (a bias or a norm starts so): this one may be right",
+}
+LOST = "this side lost values, which nothing in it restores: repeat the step that made it, or take them from the other side"
+LOSING = {
+    *("zero", "nan", "constant", "partial-write", "stale", "missing", "round-trip", "quantized"),
+    *("tp-duplicated", "tp-shard", "rows-missing", "rows-shifted"),
+}
+"""Causes after which the expected values cannot be had from the actual ones."""
 CHEAP_CAUSES = (
     "missing, zero, NaN, constant, {stale}another layer or expert, transposed, QKV interleave, gate and up swapped, "
     "tensor-parallel order, rope order, rows moved, offset, scale, dtype round trip, sign, byte order, partial write"
@@ -54,9 +65,29 @@ def _verdict(findings: list[Explanation], sides: DiagnosisInput) -> Verdict:
         )
         evidence = f"{examples}; {_ruled_out(findings, sides)}"
     else:
-        evidence = EVIDENCE_TEXT[confidence]
+        evidence = _advise(first.causes, confidence, {key for finding in findings for key in _moved(finding)})
     codes = tuple(cause.code for cause in first.causes)
     return Verdict(codes, f"{_describe_tensors(findings, sides)}: {', and '.join(what)}", names, confidence, evidence)
+
+
+def _moved(finding: Explanation) -> list[tuple[str, int, int]]:
+    """Return noun, number and source of a tensor that is another layer's or expert's."""
+    name = finding.key.parsed_name
+    return [
+        (cause.code, (name.layer if cause.layer is not None else finding.key.expert_index) or 0, source)
+        for cause in finding.causes
+        if (source := cause.layer if cause.layer is not None else cause.expert) is not None
+    ]
+
+
+def _advise(causes: tuple[Cause, ...], confidence: Confidence, moved: set[tuple[str, int, int]]) -> str:
+    """Say how the cause was confirmed where it can be undone, and what to do where it cannot."""
+    codes = {cause.code for cause in causes}
+    if text := next((CAUSE_TEXT[code] for code in codes if code in CAUSE_TEXT), ""):
+        return text
+    # numbers that only exchange their tensors lose none of them
+    is_permuted = {(code, to) for code, to, _ in moved} == {(code, source) for code, _, source in moved}
+    return LOST if confidence != "likely" and (codes & LOSING or not is_permuted) else EVIDENCE_TEXT[confidence]
 
 
 def _ruled_out(findings: list[Explanation], sides: DiagnosisInput) -> str:

@@ -108,7 +108,10 @@ def _diagnose_slabs(
         slab_input = build_input((axis, slab, slabs), None if moved else remaining)
         slab_verdicts = {_identify(verdict) for verdict in diagnose(slab_input, remaining, most=len(remaining))}
         confirmed = [verdict for verdict in confirmed if _identify(verdict) in slab_verdicts]
-    return [structs.replace(verdict, evidence=f"{verdict.evidence}, in each of {slabs} slabs") for verdict in confirmed]
+    return [
+        structs.replace(verdict, evidence=f"{verdict.evidence} (seen in each of {slabs} slabs)")
+        for verdict in confirmed
+    ]
 
 
 def _identify(verdict: Verdict) -> tuple[tuple[str, ...], str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,16 +31,51 @@ def changed(tensor: TensorBits, change: Callable[[np.ndarray], np.ndarray]) -> T
 
 
 @pytest.mark.parametrize(
-    ("bit", "ending"), [(0, ", one unit in the last place, as another rounding makes it"), (1, "")]
+    ("element", "flips", "ending", "hint"),
+    [
+        (
+            0x3F800000,
+            1,
+            "one bit differs: bit 0 of element [2, 3], one unit in the last place",
+            "trained or computed apart",
+        ),
+        (
+            0x3F7FFFFF,
+            0x00FFFFFF,
+            "elements differ by one unit in the last place",
+            "trained or computed apart",
+        ),
+        (0x3F800000, 2, "one bit differs: bit 1 of element [2, 3]", "either side may hold the damaged bit"),
+    ],
 )
-def test_the_lowest_bit_may_be_another_rounding(bit: int, ending: str) -> None:
-    def change(patterns: np.ndarray) -> np.ndarray:
-        found = patterns.copy()
-        found[2, 3] ^= 1 << bit
-        return found
+def test_one_unit_in_the_last_place_is_no_damaged_bit(element: int, flips: int, ending: str, hint: str) -> None:
+    def put(value: int) -> Callable[[np.ndarray], np.ndarray]:
+        def change(patterns: np.ndarray) -> np.ndarray:
+            found = patterns.copy()
+            found[2, 3] = value
+            return found
 
-    (verdict,) = one(bits(8, 8), changed(bits(8, 8), change))
-    assert verdict.sentence.endswith(f"one bit differs: bit {bit} of element [2, 3]{ending}")
+        return change
+
+    (verdict,) = one(changed(bits(8, 8), put(element)), changed(bits(8, 8), put(element ^ flips)))
+    assert verdict.sentence.removesuffix(", as another rounding makes it").endswith(ending)
+    assert hint in verdict.evidence
+
+
+def test_lost_values_cannot_be_undone() -> None:
+    (verdict,) = one(bits(8, 8), changed(bits(8, 8), lambda patterns: patterns * 0))
+    assert verdict.evidence.startswith("this side lost values")
+    (verdict,) = one(changed(bits(8, 8), lambda patterns: patterns * 0), bits(8, 8))
+    assert verdict.sentence.endswith("every element of the other side is zero")
+    assert verdict.evidence.startswith("the other side lost its values")
+
+
+@pytest.mark.parametrize(("units", "causes"), [(1, ("last-place",)), (2, ("unknown",))])
+def test_two_trainings_one_unit_apart_are_another_rounding(units: int, causes: tuple[str, ...]) -> None:
+    away = np.random.default_rng(1).integers(-1, 2, (32, 32)) * units
+    change = partial(np.add, away.astype(np.uint32))
+    (verdict,) = one(bits(32, 32), changed(bits(32, 32), change))
+    assert verdict.causes == causes
 
 
 def test_gate_and_up_swapped_under_both_names() -> None:
@@ -54,7 +90,7 @@ def test_gate_and_up_swapped_under_both_names() -> None:
     assert verdict.sentence == "4 of 4 linear_fc1 (mlp.gate_proj+up_proj.weight): gate and up are swapped"
     assert verdict.causes == ("gate-up-swapped",)
     assert verdict.confidence == "exact"
-    assert verdict.evidence == "undoing this gives the values of the other checkpoint, bit for bit"
+    assert verdict.evidence == "undoing this gives the values of the other side, bit for bit"
     assert len(verdict.tensors) == 8
 
 
@@ -68,6 +104,7 @@ def test_pipeline_offset() -> None:
     assert second.sentence == (
         "24 of 48 tensors (input_layernorm.weight, mlp.down_proj.weight, mlp.gate_proj.weight and 9 more), layers 2-3: missing"
     )
+    assert all(verdict.evidence.startswith("this side lost values") for verdict in (first, second))
 
 
 def test_experts_permuted() -> None:

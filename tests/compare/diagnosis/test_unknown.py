@@ -24,7 +24,7 @@ def random_of(tensor: np.ndarray) -> np.random.Generator:
 
 
 def last_bits(tensor: np.ndarray, _: Sync) -> np.ndarray:
-    return tensor ^ random_of(tensor).integers(0, 2, tensor.shape, tensor.dtype)
+    return tensor ^ random_of(tensor).integers(0, 4, tensor.shape, tensor.dtype)
 
 
 def shuffled(tensor: np.ndarray, _: Sync) -> np.ndarray:

@@ -32,7 +32,9 @@ def test_a_part_under_another_prefix(tmp_path: Path) -> None:
     assert [finding.code for finding in report.findings] == ["CMP001"]
     (finding,) = report.findings
     assert "of vision_tower.vision_model are under language_model.vision_tower.vision_model" in finding.message
-    assert finding.hint == "rename language_model.vision_tower.vision_model.… to vision_tower.vision_model.…"
+    assert str(finding.hint).startswith(
+        "rename language_model.vision_tower.vision_model.… to vision_tower.vision_model.…, unless "
+    )
 
 
 def test_its_values_are_compared(tmp_path: Path) -> None:
