@@ -15,6 +15,8 @@ Rename the tensors as the hint says: transformers reads these names too. It is a
 by a rule of the architecture, and so may have saved them, and a warning where only its own prefix is too much or too little.
 
 ## When it can be wrong
+A model without its head is left out, as is one with the files of sentence-transformers: vLLM serves it for embeddings under a base
+model's names, too.
 A checkpoint that only transformers reads loses nothing, and a later vLLM may know the names: use `--ignore CFG052`, or ask yours
 with `--dry-load vllm`.
 
@@ -26,6 +28,7 @@ huggingface/transformers#45357 (the class of names)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.expected.ends import OF_EMBEDDERS
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import unquantized_name
@@ -63,6 +66,8 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 bool(stored.table.name_parameters(f"{one}.weight") & stored.table.name_parameters(f"{other}.weight"))
                 for one, other in zip(modules, new, strict=True)
             ]
+            if not prefix and wanted == stored.table.base and _is_for_embeddings(ckpt):
+                continue
             if not all(same) or "{}" in f"{prefix}{wanted}" or not (is_head or len(modules) >= LEAST_KINDS):
                 continue
             tensors = [
@@ -80,6 +85,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 hint=f"{_write_hint(prefix, wanted, tensors)}: transformers reads such names as well",
                 names=tuple(tensors),
             )
+
+
+def _is_for_embeddings(ckpt: ConfiguredCheckpoint) -> bool:
+    """Whether it is a model without its head: vLLM serves one for embeddings under a base model's names, too."""
+    has_head = ckpt.components.lm_head is not None or ckpt.components.is_tied
+    return not has_head or any(name in ckpt.files for name in OF_EMBEDDERS)
 
 
 def _write_hint(prefix: str, wanted: str, tensors: list[str]) -> str:

@@ -62,6 +62,8 @@ def test_json_report(here: Path) -> None:
     jsonschema.validate(report, SCHEMA)
     assert report["subject"].startswith("LlamaForCausalLM · ")
     assert report["counts"] == {"error": 1, "warning": 0, "info": 0, "files": 2, "tensors": 20, "bytes": 5920}
+    names = report["findings"][0].pop("names")
+    assert (len(names), names[0]) == (10, "model.layers.0.self_attn.v_proj.weight")
     assert report["findings"][0] == {
         "code": "IDX001",
         "name": "missing-shard",
