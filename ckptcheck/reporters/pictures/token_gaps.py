@@ -93,11 +93,10 @@ def find_bins(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
     import numpy as np
 
     last = len(edges) - 2
-    places = (values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))
+    # A little less than the place, so that rounding may put a value beside an edge too low, and never too high.
+    places = (values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]) * (1 - 1e-12))
     found: NDArray[Any] = np.clip(places, 0, last, out=places).astype(np.intp)
-    # The division may round a value beside an edge to the wrong side of it.
     found += values >= np.append(edges[1:-1], np.inf)[found]
-    found -= values < np.append(-np.inf, edges[1:-1])[found]
     return found
 
 
