@@ -103,6 +103,14 @@ def decode(dtype: str, patterns: NDArray[Any]) -> NDArray[Any]:
     return numbers
 
 
+def decode_float64(dtype: str, patterns: NDArray[Any]) -> NDArray[np.float64]:
+    """Decode patterns to float64. numpy would warn where it widens a signalling NaN, which stays a NaN."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        return decode(dtype, patterns).astype(np.float64)
+
+
 @cache
 def _float8_table(dtype: str) -> NDArray[np.float32]:
     """Compute all 256 values of an 8-bit float from its definition."""

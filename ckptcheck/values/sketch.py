@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.dtypes import FORMATS, decode_float64
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,7 +88,7 @@ def sketch_samples(samples: Mapping[str, tuple[str, bytes]]) -> dict[str, Sketch
         for begin in range(0, len(names) if nbytes else 0, step):
             part = names[begin : begin + step]
             patterns = np.frombuffer(b"".join(samples[name][1] for name in part), FORMATS[dtype].unsigned)
-            values = decode(dtype, patterns).astype(np.float64).reshape(len(part), -1)
+            values = decode_float64(dtype, patterns).reshape(len(part), -1)
             found.update(zip(part, _sketch_rows(values), strict=True))
     return {name: found[name] for name in samples if name in found and found[name].elements}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.dtypes import FORMATS, decode_float64
 from tests.conftest import needs
 
 TORCH_DTYPES = {
@@ -21,7 +21,14 @@ def test_all_values_of_a_dtype_are_those_of_torch(dtype: str) -> None:
 
     width = FORMATS[dtype].bits // 8
     raw = bytes(range(256)) if width == 1 else np.random.default_rng(1).bytes(width * 4096)
-    ours = decode(dtype, np.frombuffer(raw, FORMATS[dtype].unsigned))
+    ours = decode_float64(dtype, np.frombuffer(raw, FORMATS[dtype].unsigned))
     theirs = torch.frombuffer(bytearray(raw), dtype=getattr(torch, TORCH_DTYPES[dtype])).to(torch.float64).numpy()
-    with np.errstate(invalid="ignore"):
-        assert np.array_equal(ours.astype(np.float64), theirs, equal_nan=True)
+    assert np.array_equal(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pattern"), [("F16", 0x7C01), ("BF16", 0x7F81), ("F32", 0x7F800001), ("F64", 0x7FF0000000000001)]
+)
+def test_a_signalling_nan_is_decoded_without_a_warning(dtype: str, pattern: int) -> None:
+    """Warnings are errors here."""
+    assert np.isnan(decode_float64(dtype, np.array([pattern], FORMATS[dtype].unsigned))).all()

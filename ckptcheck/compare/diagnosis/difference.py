@@ -13,7 +13,7 @@ from ckptcheck.compare.diagnosis.inputs import tp_sizes
 from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import row_ranges
 from ckptcheck.text.formatting import format_ranges
-from ckptcheck.values.dtypes import decode
+from ckptcheck.values.dtypes import decode_float64
 
 MAX_RUNS = 32
 """Contiguous runs of rows or columns that still count as one region; more runs are scattered differences."""
@@ -118,8 +118,8 @@ def describe_difference(pair: MatrixPair, extent: DifferenceExtent) -> tuple[str
         not_finite = 0
         for low, high in row_ranges((height, width)):
             with np.errstate(invalid="ignore", over="ignore"):
-                e = decode(pair.dtype, pair.expected[low:high]).astype(np.float64)
-                a = decode(pair.dtype, pair.actual[low:high]).astype(np.float64)
+                e = decode_float64(pair.dtype, pair.expected[low:high])
+                a = decode_float64(pair.dtype, pair.actual[low:high])
                 fine = np.isfinite(e) & np.isfinite(a)
                 not_finite += int(np.count_nonzero(~np.isfinite(a)))
                 e, a = e[fine], a[fine]

@@ -12,7 +12,7 @@ from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
 from ckptcheck.compare.diagnosis.verdict import Cause
 from ckptcheck.compare.matching.cast import encode
-from ckptcheck.values.dtypes import decode
+from ckptcheck.values.dtypes import decode, decode_float64
 
 SAMPLE_ROWS = 128
 """Rows that are compared before the whole tensor."""
@@ -52,8 +52,8 @@ def _reproduces(pair: MatrixPair, kind: str, top: float, height: int, width: int
     changed = off = 0
     for start in range(0, until, step):
         stop = min(start + step, until)
-        expected = decode(pair.dtype, pair.expected[start:stop]).astype(np.float64)
-        actual = decode(pair.dtype, pair.actual[start:stop]).astype(np.float64)
+        expected = decode_float64(pair.dtype, pair.expected[start:stop])
+        actual = decode_float64(pair.dtype, pair.actual[start:stop])
         if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
             return False
         shape = (1, stop - start, 1, columns) if largest is not None else ((stop - start) // height, height, -1, width)

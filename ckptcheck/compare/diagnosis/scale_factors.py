@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import MatrixView, SamplePoints, row_ranges
 from ckptcheck.compare.diagnosis.verdict import Cause
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.dtypes import FORMATS, decode_float64
 
 Floats = NDArray[np.float64]
 MIN_ELEMENTS = 16
@@ -30,10 +30,10 @@ def factor_intervals(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -
     form = FORMATS[dtype]
     bare = actual & ~np.array(form.sign, actual.dtype)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        e = decode(dtype, expected).astype(np.float64)
-        a = decode(dtype, actual).astype(np.float64)
-        below = decode(dtype, np.where(bare > 0, bare - np.array(1, bare.dtype), bare)).astype(np.float64)
-        above = decode(dtype, bare + np.array(1, bare.dtype)).astype(np.float64)
+        e = decode_float64(dtype, expected)
+        a = decode_float64(dtype, actual)
+        below = decode_float64(dtype, np.where(bare > 0, bare - np.array(1, bare.dtype), bare))
+        above = decode_float64(dtype, bare + np.array(1, bare.dtype))
         size = np.abs(a)
         inner, outer = np.where(bare > 0, (size + below) / 2, 0.0), (size + above) / 2
         backwards = np.sign(a) * np.sign(e)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptcheck.compare.matching.cast import canonicalize_nan, cast_patterns
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.dtypes import FORMATS, decode_float64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,12 +99,7 @@ def compare_elements(
     if FORMATS[how.target].packed or FORMATS[how.target].integer:
         values = ours[unequal].astype(np.float64), theirs[unequal].astype(np.float64)
     else:
-        # Signalling NaNs warn.
-        with np.errstate(invalid="ignore"):
-            values = (
-                decode(how.first, first[unequal]).astype(np.float64),
-                decode(how.second, second[unequal]).astype(np.float64),
-            )
+        values = decode_float64(how.first, first[unequal]), decode_float64(how.second, second[unequal])
     with np.errstate(invalid="ignore"):
         error = np.abs(values[0] - values[1])
         if how.rtol or how.atol:

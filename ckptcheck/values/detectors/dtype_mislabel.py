@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.values.detectors.byte_compare import map_pieces, read_patterns
 from ckptcheck.values.detectors.roles import group_by_kind, is_matrix, is_scale
-from ckptcheck.values.dtypes import decode
+from ckptcheck.values.dtypes import decode, decode_float64
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -97,5 +97,5 @@ def _magnitude_span(dtype: str, patterns: NDArray[Any]) -> float:
     bare = bare[np.searchsorted(bare, 1) :]
     if bare.size < patterns.size / 2:
         return float("nan")
-    low, middle = decode(dtype, bare[[bare.size // 20, bare.size // 2]]).astype(np.float64)
+    low, middle = decode_float64(dtype, bare[[bare.size // 20, bare.size // 2]])
     return float(np.log2(middle / low)) if np.isfinite(middle) else float("nan")

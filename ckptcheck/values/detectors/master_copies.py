@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.values.dtypes import decode
+from ckptcheck.values.dtypes import decode_float64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +64,6 @@ def _sample_boxes(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 
 
 def _to_float64(raw: NDArray[Any], dtype: str) -> NDArray[Any] | None:
-    import numpy as np
-
     if dtype not in ("F64", "F32", "F16", "BF16"):
         return None
-    return (decode("BF16", raw.reshape(-1)) if dtype == "BF16" else raw.reshape(-1)).astype(np.float64)
+    return decode_float64(dtype, raw.reshape(-1))
