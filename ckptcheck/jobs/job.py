@@ -195,6 +195,8 @@ class Job(EvidenceDefaults):
     """Key, as written, whose value replaced that of another file → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the checkpoint it names; `scan_named_checkpoints` fills it."""
+    model_of_flags: NamedCheckpoint | None = None
+    """The trained model, where flags of the job describe it to Megatron; None where none do."""
     tokenizers: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the tokenizer that it names, as far as its vocabulary is here; `scan_named_checkpoints` fills it."""
     machine: Machine | None = None

@@ -25,7 +25,7 @@ from ckptcheck.jobs.framework import (
     set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
-from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.job import Job, NamedCheckpoint, Setting, UnknownKey
 from ckptcheck.text.file_io import real_path
 
 SLIME, MEGATRON = "slime", "Megatron"
@@ -147,6 +147,7 @@ def _finish(job: Job, document: Document) -> None:
     if job.text("trainer.backend") != "megatron":
         for name in [name for name, setting in job.settings.items() if setting.source == f"default of {MEGATRON}"]:
             del job.settings[name]
+    _set_model(job, document)
     if document.notes:
         _remove_defaults(job, IN_MODEL_SCRIPT)
     if job["trainer.moe"].status != "set" and (job.number("trainer.ep") or 1) > 1:
@@ -187,6 +188,20 @@ def _finish(job: Job, document: Document) -> None:
         "algorithm.uses_rollout_logprobs",
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
+    )
+
+
+def _set_model(job: Job, document: Document) -> None:
+    """Set the model that Megatron builds from the job's own flags (slime's scripts/models)."""
+    from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+
+    heads = _of(document, "num_attention_heads")
+    if heads is None:
+        return
+    found = {name: resolve(document, name) for name in ("num_attention_heads", "num_query_groups", "num_experts")}
+    values = {name: each.value for name, each in found.items() if each is not None}
+    job.model_of_flags = NamedCheckpoint(
+        f"its flags ({heads.place})", dimensions=ModelDimensions.from_megatron_args(values)
     )
 
 
