@@ -131,7 +131,9 @@ def _finish(job: Job, document: Document) -> None:
     unknown = table.list_unknown_keys(document, release, SECTIONS, SKYRL)
     # A script of the user's may add keys to SkyRL's (``make_config``), so that only those which are almost SkyRL's are reported.
     job.unknown_keys += (
-        unknown if OWN_PROGRAM.search(document.script) else [key for key in unknown if key.near or key.why]
+        unknown
+        if OWN_PROGRAM.search(document.script) and not document.has("trainer.override_entrypoint")
+        else [key for key in unknown if key.near or not key.refused_by]
     )
     default = f"{SKYRL} {table.describe(release)}"
     for name, source in PATHS.items():

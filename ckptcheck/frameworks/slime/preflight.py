@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag
+from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag, list_known_flags, load_megatron_flags
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
@@ -101,6 +101,7 @@ SOURCES = {
     "save.interval": FieldSource(("save_interval",)),
     "save.directory": FieldSource(("save",)),
 }
+OWN_PROGRAM = re.compile(r"(^|[\s/])train(_async)?\.py\b")
 MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
 IN_MODEL_SCRIPT = (
     "trainer.moe", "trainer.mla", "trainer.moe_permute_fusion", "trainer.attention_backend", "trainer.attention_dropout",
@@ -132,6 +133,11 @@ def _finish(job: Job, document: Document) -> None:
             # slime's parser drops a flag that it does not know; that of miles stops.
             stops, drops = ("", SLIME) if job.framework == SLIME else (job.framework, "")
             job.unknown_keys.append(UnknownKey(leaf, near=near, dropped_by=drops, refused_by=stops))
+        elif _is_dropped(job, document, name):
+            why = (
+                f"neither slime nor Megatron to {load_megatron_flags().date} has it, and slime drops it without a word"
+            )
+            job.unknown_keys.append(UnknownKey(leaf, why, dropped_by=SLIME))
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
@@ -190,6 +196,16 @@ def _finish(job: Job, document: Document) -> None:
         "algorithm.uses_rollout_logprobs",
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
+    )
+
+
+def _is_dropped(job: Job, document: Document, name: str) -> bool:
+    """Return whether slime's own program drops a flag; another may add flags to its parser."""
+    return (
+        job.framework == SLIME
+        and OWN_PROGRAM.search(document.script) is not None
+        and not name.startswith("sglang_")
+        and not {name, name.removeprefix("no_")} & list_known_flags()
     )
 
 
