@@ -173,6 +173,8 @@ class Job(EvidenceDefaults):
     """The framework's defaults in the version that the job runs with; None where ckptcheck has no table of it."""
     lists_settings: bool = False
     """Whether the report lists every setting, and so what the job leaves to its engine."""
+    unnamed: tuple[str, ...] = ()
+    """The variables that the user gives and no file of the job names."""
     takes_flags: str = ""
     """The Python script that takes settings from a command line which is not here; "" where there is none."""
     defaulted: tuple[str, ...] = ()
@@ -364,6 +366,10 @@ class Job(EvidenceDefaults):
         if self.defaulted and self.lists_settings:
             names = ", ".join(f"${name}" for name in self.defaulted)
             reading["environment"] = f"{names} with the default in the job; --env NAME=VALUE gives another value"
+        if self.unnamed:
+            reading["given"] = (
+                f"{', '.join(self.unnamed)}: no file of the job names it; only a program that it starts can read it"
+            )
         if unresolved:
             reading["not resolved"] = list(dict.fromkeys(unresolved))
         return reading
