@@ -137,6 +137,10 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     ),
     "algorithm.weight_low": ("number", "smaller weights are raised to it"),
     "algorithm.weight_high": ("number", "larger weights are cut to it"),
+    "algorithm.loss_weight": (
+        "text",
+        "the loss that multiplies by its own ratio of new to old policy as a weight, which it only cuts: cispo, …; none",
+    ),
     "algorithm.mask": ("text", "whose ratio leaves tokens out of the loss: token, sequence, geometric; none"),
     "algorithm.mask_low": ("number", "what has a smaller ratio is left out"),
     "algorithm.mask_high": ("number", "what has a larger ratio is left out"),

@@ -49,6 +49,8 @@ class JobFiles:
         self.folder = first.parent
         # The values that the user gives for variables of the environment: no other value of one is read.
         self.given = given or {}
+        # Those among them that no file has named so far.
+        self.unnamed = set(self.given)
         # The names of the files that were read.
         self.read: list[str] = []
         # The overrides that the user gives beside the files, each with its place: some may choose configurations.
@@ -80,6 +82,9 @@ class JobFiles:
         """Read a file and add it to `read`. shown: its name in error messages. Raises CkptcheckError."""
         text = read_text_file(path, shown)
         self.budget.spend(FILE_STEPS + len(text) // CHARACTERS, shown)
+        # A script may pass all its arguments on, without their numbers.
+        marks = {name: (f"${name}", f"${{{name}", "$@", "$*") if name.isdigit() else (name,) for name in self.unnamed}
+        self.unnamed = {name for name in self.unnamed if not any(mark in text for mark in marks[name])}
         if len(self.read) >= MOST:
             raise CkptcheckError(f"the job's files include more than {MOST} others")
         if self.name(path) not in self.read:

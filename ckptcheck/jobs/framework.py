@@ -285,6 +285,12 @@ def name_router_replay(value: object) -> object:
     return {"R3": "rollout", "R2": "recompute"}.get(str(value), "none")
 
 
+def name_loss_weight(value: object) -> object:
+    """Return the loss where it takes its ratio as a weight, or else none: cispo → cispo, grpo → none, true → cispo."""
+    name = "cispo" if value is True else str(value)
+    return name if name in ("cispo", "vespo", "tis") else "none"
+
+
 def normalize_dtype(value: object) -> object:
     """Return the full name of a dtype: bf16 → bfloat16, torch.half → float16."""
     text = str(value).removeprefix("torch.").lower()

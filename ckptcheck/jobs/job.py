@@ -173,6 +173,8 @@ class Job(EvidenceDefaults):
     """The framework's defaults in the version that the job runs with; None where ckptcheck has no table of it."""
     lists_settings: bool = False
     """Whether the report lists every setting, and so what the job leaves to its engine."""
+    unnamed: tuple[str, ...] = ()
+    """The variables that the user gives and no file of the job names."""
     takes_flags: str = ""
     """The Python script that takes settings from a command line which is not here; "" where there is none."""
     defaulted: tuple[str, ...] = ()
@@ -195,6 +197,8 @@ class Job(EvidenceDefaults):
     """Key, as written, whose value replaced that of another file → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the checkpoint it names; `scan_named_checkpoints` fills it."""
+    model_of_flags: NamedCheckpoint | None = None
+    """The trained model, where flags of the job describe it to Megatron; None where none do."""
     tokenizers: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the tokenizer that it names, as far as its vocabulary is here; `scan_named_checkpoints` fills it."""
     machine: Machine | None = None
@@ -362,6 +366,10 @@ class Job(EvidenceDefaults):
         if self.defaulted and self.lists_settings:
             names = ", ".join(f"${name}" for name in self.defaulted)
             reading["environment"] = f"{names} with the default in the job; --env NAME=VALUE gives another value"
+        if self.unnamed:
+            reading["given"] = (
+                f"{', '.join(self.unnamed)}: no file of the job names it; only a program that it starts can read it"
+            )
         if unresolved:
             reading["not resolved"] = list(dict.fromkeys(unresolved))
         return reading

@@ -131,6 +131,8 @@ class Entry(msgspec.Struct, frozen=True):
     """The values that the framework's own configurations give it."""
     in_examples: bool
     """Whether the framework's examples set it."""
+    unless: Mapping[str, str] = {}
+    """Another key → the value with which a library that the framework starts reads it."""
 
 
 class UnreadTable(msgspec.Struct, frozen=True):
@@ -181,6 +183,10 @@ def list_unread_keys(
     for path, entry in table.keys.items():
         leaf = document.leaves.get(path)
         if leaf is None or leaf.is_default or leaf.value in SAYS_NOTHING or leaf.value in entry.defaults:
+            continue
+        if any(
+            other in document.leaves and document.leaves[other].value == value for other, value in entry.unless.items()
+        ):
             continue
         if not is_read(name, path, defaults):
             found.append(

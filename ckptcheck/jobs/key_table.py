@@ -164,11 +164,15 @@ class KeyTable:
             near = find_closest_name(name, self.names_below(parent, release))
             # A slip of the pen changes a letter or two; a longer difference is rather a key of another version.
             is_slip = abs(len(near) - len(name)) <= 2
-            unknown.append(
-                UnknownKey(
-                    leaf, near=f"{parent}.{near}" if near and parent else near, refused_by=refused_by if is_slip else ""
-                )
+            # At the top a class of the user's may have keys of its own.
+            stops = refused_by if parent or is_slip else ""
+            why = (
+                f"no version to {self.releases[-1][2]} has it, and {refused_by} stops at it"
+                if stops and not near
+                else ""
             )
+            meant = f"{parent}.{near}" if near and parent else near
+            unknown.append(UnknownKey(leaf, why, meant, refused_by=stops if is_slip or not near else ""))
         return unknown
 
     def list_unknown_flags(

@@ -222,7 +222,7 @@ def _compare_sizes(
 
 def _name(setting: Setting, name: str) -> str:
     """Return the key that the job writes, or the name of the setting where it is computed from several."""
-    if setting.leaf is None or (name.endswith(".world") and setting.leaf.value != setting.value):
+    if setting.leaf is None or (name.endswith((".world", "engine.tp")) and setting.leaf.value != setting.value):
         return name
     return setting.leaf.key.lstrip("-")
 

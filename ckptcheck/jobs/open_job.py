@@ -159,6 +159,7 @@ def _read_job(
     job.unknown_keys += [found for found in list_wrong_values(job, document, table) if id(found.leaf) not in named]
     job.issues = find_met_issues(job, document, table)
     job.defaulted = tuple(sorted(clip(name, 60) for name in document.defaulted))
+    job.unnamed = tuple(sorted(clip(name, 60) for name in files.unnamed))
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
     return job, document, reader
 

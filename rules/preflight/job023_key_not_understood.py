@@ -25,7 +25,8 @@ Correct the spelling, or leave the key as it is.
 For keys of newer versions and of patched frameworks.
 
 ## Seen in
-slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py); SkyRL raises "Invalid fields"
+slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py:195), and its flags are held against all of
+Megatron's from core 0.10 to d98e8a64dd; SkyRL raises "Invalid fields"
 (`validate_dict_keys_against_dataclass`); the names of keys are those of verl 1dda039b9, NeMo-RL 7ea279abf, ROLL 8eb27cc2, prime-rl
 559b44772 and PipelineRL 58d3934, and of their releases
 """

@@ -9,6 +9,8 @@ For a trainer and a critic that run in Megatron, against the config.json of the 
 - expert parallelism (EP) divides the experts;
 - TP × PP × context parallelism, and EP × PP, divide the number of GPUs.
 
+Where Megatron builds the model from flags of the job (slime, miles), these say its dimensions.
+
 For a trainer of NeMo-RL with DTensor: TP divides the attention heads and the key-value heads. For an engine of vLLM or SGLang,
 against the checkpoint that it starts from: its TP divides the attention heads.
 
@@ -68,20 +70,37 @@ def check(job: Job) -> Iterator[Problem]:
         if job.text(f"{side}.backend") not in STOPS:
             continue
         named = [job.checkpoints[name] for name in names if name in job.checkpoints]
+        if side == "trainer" and job.model_of_flags is not None:
+            named = [job.model_of_flags]
         checkpoint = next((checkpoint for checkpoint in named if checkpoint.dimensions), named[0] if named else None)
         reasons += (
             f"{leaf.key} is not resolved: {setting.source}"
             for part in ("tp", "pp", "vpp", "ep", "cp", "world")
             if (setting := job[f"{side}.{part}"]).status == "unresolved" and (leaf := setting.leaf)
         )
-        yield from _check_gpus(job, side)
-        if all(_size(job, f"{side}.{part}") == 1 for part in ("tp", "pp", "vpp", "ep")):
-            continue
-        if checkpoint is None or checkpoint.dimensions is None:
+        parts, uneven = _compare_with_gpus(job, side)
+        wrong: dict[str, str] = {}
+        is_divided = any(_size(job, f"{side}.{part}") > 1 for part in ("tp", "pp", "vpp", "ep"))
+        if is_divided and (checkpoint is None or checkpoint.dimensions is None):
             why = (checkpoint.reason if checkpoint else "") or "no checkpoint is named"
             unread.setdefault(why, []).append(f"the {side}'s")
-            continue
-        yield from _check_model(job, side, checkpoint)
+        elif is_divided and checkpoint is not None:
+            wrong = _compare_with_model(job, side, checkpoint)
+        # A size that has to change anyhow is one finding.
+        shared = next((part for part in wrong if part in parts), "")
+        if uneven and not shared:
+            yield job.problem(
+                uneven,
+                at=f"{side}.{parts[0]}",
+                hint="choose parallel sizes whose product divides the number of GPUs",
+            )
+        for part, text in wrong.items():
+            yield job.problem(
+                f"{text}; and {uneven}" if part == shared else text,
+                at=f"{side}.{part}",
+                hint="choose a size that divides them"
+                + ("" if part in ("tp", "ep") else ", or set how many layers the first and last stage have"),
+            )
     reasons += (f"{join_words(sides)} layout is not compared with its model: {why}" for why, sides in unread.items())
     if reasons:
         raise Skip("; ".join(dict.fromkeys(reasons)))
@@ -110,25 +129,23 @@ def _size(job: Job, name: str) -> int:
     return int(number) if number and number >= 1 else 1
 
 
-def _check_gpus(job: Job, side: str) -> Iterator[Problem]:
-    """Yield a problem where a copy of the model does not fit the GPUs evenly."""
+def _compare_with_gpus(job: Job, side: str) -> tuple[list[str], str]:
+    """Return (the sizes of a copy, what is said of it) where a copy does not fit the GPUs evenly; ([], "") where it does."""
     world = job.number(f"{side}.world")
     for what, parts in (("model", ("tp", "pp", "cp")), ("experts", ("ep", "pp"))):
         sizes = {part: size for part in parts if (size := _size(job, f"{side}.{part}")) > 1}
         copy = prod(sizes.values())
         if world and world % copy and (what == "model" or "ep" in sizes):
             product = " × ".join(f"{part.upper()}{size}" for part, size in sizes.items())
-            yield job.problem(
+            return list(sizes), (
                 f"a copy of the {side}'s {what} takes {copy} GPUs ({product}), which does not divide its"
-                f" {job.describe(f'{side}.world')} GPUs",
-                at=f"{side}.{next(iter(sizes))}",
-                hint="choose parallel sizes whose product divides the number of GPUs",
+                f" {job.describe(f'{side}.world')} GPUs"
             )
-            return
+    return [], ""
 
 
-def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[Problem]:
-    """Yield a problem for each dimension of the model that its parallel size does not divide."""
+def _compare_with_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> dict[str, str]:
+    """Return each parallel size that does not divide a dimension of the model → what is said of it."""
     model = checkpoint.dimensions
     assert model is not None
     tp, pp, vpp, ep = (_size(job, f"{side}.{part}") for part in ("tp", "pp", "vpp", "ep"))
@@ -150,13 +167,12 @@ def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[P
     for part, size, number, what in divided:
         if number and number % size:
             wrong.setdefault(part, []).append(f"{number:,} {what}")
+    said = {}
     for part, parts in wrong.items():
         written = "pp × vpp" if part == "vpp" else part
         size = pp * vpp if part == "vpp" else _size(job, f"{side}.{part}")
-        yield job.problem(
+        said[part] = (
             f"the {side} has {written.upper()} {size}, which does not divide the {' or the '.join(parts)} of {checkpoint.named}:"
-            f" {STOPS[str(job.text(f'{side}.backend'))]} stops when it builds the model",
-            at=f"{side}.{part}",
-            hint="choose a size that divides them"
-            + ("" if part == "tp" or part == "ep" else ", or set how many layers the first and last stage have"),
+            f" {STOPS[str(job.text(f'{side}.backend'))]} stops when it builds the model"
         )
+    return said

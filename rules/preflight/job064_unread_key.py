@@ -20,7 +20,8 @@ A plugin or a patched framework reads the key: `--ignore JOB064`.
 The sources of verl to 1dda039b9 (`over_sample_rate`, which its rollout.yaml explains and nothing has read since 0.7.0), NeMo-RL to
 7ea279abf (`loss_fn.ratio_eps_min`, which became `ratio_clip_min`), SkyRL to a9564572e, AReaL to cbff54d64, ROLL to 8eb27cc2,
 open-instruct to e6c3044aa (`use_peft`: the flags of adapters have no effect), PipelineRL to 58d3934 (`aggregate_loss`, with
-which its own deepscaler15b.yaml asks for a mean), slime to 624b824a8 and miles to 31f1ca961, release by release
+which its own deepscaler15b.yaml asks for a mean), ms-swift to 3602360a5 (`kl_coef`, which
+its PPO alone hands on to TRL: GRPO takes `beta`), slime to 624b824a8 and miles to 31f1ca961, release by release
 (fixtures/learn_unread_keys.py); AReaL's keys that later versions read again are left out.
 TRL at f2cd57710, OpenRLHF at 3c3be6234 and prime-rl at 559b44772 read every key of their own.
 """

@@ -397,3 +397,13 @@ def test_a_job_that_dumps_ends_with_the_comparison_of_its_dumps(how: str, tmp_pa
 def test_the_help_names_every_framework(folder: Path) -> None:
     text = "".join(call("--help", folder=folder).stdout.replace("│", "").split())
     assert [name for name in list_frameworks() if name not in text] == []
+
+
+def test_a_variable_that_no_file_of_the_job_names_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 train.py --hf-checkpoint $MODEL --rollout-batch-size 8 --save $1\n", encoding="utf-8")
+    given = {"MODEL": "org/model", "MODELL": "org/model", "1": "/a", "2": "/b"}
+    job = open_job([str(script)], environment=given, scan=False)
+    assert job.unnamed == ("2", "MODELL")
+    assert "MODELL: no file of the job names it" in str(job.reading["given"])
+    assert "given" not in open_job([str(script)], environment={"MODEL": "org/model"}, scan=False).reading

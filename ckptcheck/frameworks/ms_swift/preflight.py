@@ -35,6 +35,7 @@ from ckptcheck.jobs.framework import (
     expand_negations,
     find_written,
     is_switched_on,
+    name_loss_weight,
     normalize_dtype,
     read_section,
     read_setting,
@@ -78,6 +79,7 @@ PATHS: Mapping[str, FieldSource] = {
     "rollout.repetition_penalty": FieldSource(("repetition_penalty",)),
     "rollout.response_length": FieldSource(("response_length", "max_new_tokens", "max_completion_length")),
     "rollout.n": FieldSource(("num_generations",)),
+    "algorithm.loss_weight": FieldSource(("loss_type",), read=name_loss_weight),
     "checkpoint.model": FieldSource(("model",)),
 }  # fmt: skip
 MEGATRON: Mapping[str, FieldSource] = {

@@ -20,6 +20,7 @@ from ckptcheck.jobs.framework import (
     derive_setting,
     environment_flag,
     find_written,
+    name_loss_weight,
     normalize_dtype,
     read_section,
     read_setting,
@@ -54,6 +55,7 @@ SOURCES = {
     "rollout.top_k": FieldSource((f"{GENERATION}.top_k",)),
     "rollout.response_length": FieldSource((f"{GENERATION}.max_new_tokens",)),
     "rollout.n": FieldSource(("grpo.num_generations_per_prompt",)),
+    "algorithm.loss_weight": FieldSource(("loss_fn.use_cispo",), read=name_loss_weight),
     "rollout.logprobs": FieldSource(),
     "algorithm.uses_rollout_logprobs": FieldSource((f"{LOSS}.use_importance_sampling_correction",)),
     "algorithm.correction": FieldSource(

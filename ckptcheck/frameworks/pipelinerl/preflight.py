@@ -11,7 +11,7 @@ import re
 
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments
-from ckptcheck.jobs.framework import FieldSource, Framework, read_section, set_default, set_derived, split_names
+from ckptcheck.jobs.framework import FieldSource, Framework, coerce, read_section, set_default, set_derived, split_names
 from ckptcheck.jobs.interpolation import resolve
 from ckptcheck.jobs.job import Job, Setting
 
@@ -74,6 +74,7 @@ def _finish(job: Job, document: Document) -> None:
     arguments = read_section(document, "vllm_config.vllm_kwargs")
     apply_engine_arguments(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
     _set_defaults_of_v0(job, document)
+    _set_gpus(job, document)
     kind = resolve(document, "finetune.model_class")
     if kind is not None and str(kind.value).startswith("vision"):
         # All weights are trained, and updates pause vLLM with ``clear_cache=False``.
@@ -86,6 +87,35 @@ def _finish(job: Job, document: Document) -> None:
         job.settings["algorithm.unbounded_lag"] = Setting(
             True, "set" if leaf else "default", f"default of {PIPELINE}", leaf
         )
+
+
+GPUS_OF_A_NODE = 8
+"""Of one among several nodes (`WorldMap`); a job on one node takes those that it finds there."""
+
+
+def _set_gpus(job: Job, document: Document) -> None:
+    """Set the GPUs that train, of several nodes: what `WorldMap._split_gpus_by_purpose` leaves (pipelinerl/world.py)."""
+    nodes = document.environment.get("WORLD_SIZE")
+    engine = [f"vllm_config.vllm_kwargs.{kind}-parallel-size" for kind in ("tensor", "pipeline")]
+    names = ["actor_fraction", "preprocessor_fraction", "finetune_fraction", "replicas"]
+    found = [resolve(document, path) for path in (*(f"world.{name}" for name in names), *engine)]
+    sizes = [
+        1 if each is None and number > 3 else each and coerce(each.value, "number") for number, each in enumerate(found)
+    ]
+    count = coerce(nodes.value, "number") if nodes is not None else None
+    numbers = [size for size in (count, *sizes) if isinstance(size, (int, float)) and size >= 0]
+    if nodes is None or len(numbers) < 7:
+        return
+    count, actor, preprocessor, finetune, replicas, tp, pp = numbers
+    total, one, parts = int(count) * GPUS_OF_A_NODE, int(tp * pp), actor + preprocessor + finetune
+    if count <= 1 or not (parts and one and replicas):
+        return
+    left = total
+    for fraction in [actor, *([preprocessor] if preprocessor else [])]:
+        share = int(max(int(total * (fraction / parts)), one) / replicas)
+        left -= int(replicas) * (share - share % one)
+    leaf = next((each.leaf for each in found if each is not None and not each.leaf.is_default), nodes)
+    job.settings["trainer.world"] = Setting(left, "set", "", leaf)
 
 
 def _set_defaults_of_v0(job: Job, document: Document) -> None:

@@ -33,6 +33,7 @@ from ckptcheck.jobs.framework import (
     is_positive,
     leave_out_unresolved,
     name_backend,
+    name_loss_weight,
     normalize_dtype,
     read_section,
     read_setting,
@@ -76,6 +77,7 @@ PATHS: dict[str, FieldSource] = {
     "rollout.prompt_length": FieldSource(("generator.max_input_length", "trainer.max_prompt_length")),
     "rollout.response_length": FieldSource((f"{SAMPLING}.max_generate_length",)),
     "rollout.n": FieldSource(("generator.n_samples_per_prompt",)),
+    "algorithm.loss_weight": FieldSource(("trainer.algorithm.policy_loss_type",), read=name_loss_weight),
     "batch.train": FieldSource(("trainer.train_batch_size",)),
     "batch.mini": FieldSource(("trainer.policy_mini_batch_size",)),
     "batch.micro": FieldSource(("trainer.micro_train_batch_size_per_gpu",)),
@@ -129,7 +131,9 @@ def _finish(job: Job, document: Document) -> None:
     unknown = table.list_unknown_keys(document, release, SECTIONS, SKYRL)
     # A script of the user's may add keys to SkyRL's (``make_config``), so that only those which are almost SkyRL's are reported.
     job.unknown_keys += (
-        unknown if OWN_PROGRAM.search(document.script) else [key for key in unknown if key.near or key.why]
+        unknown
+        if OWN_PROGRAM.search(document.script) and not document.has("trainer.override_entrypoint")
+        else [key for key in unknown if key.near or not key.refused_by]
     )
     default = f"{SKYRL} {table.describe(release)}"
     for name, source in PATHS.items():

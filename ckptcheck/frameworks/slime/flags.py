@@ -6,6 +6,11 @@ slime parses its command line with ``ignore_unknown_args``, so it drops an unkno
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
 from ckptcheck.jobs.framework import find_closest_name, split_names
 from ckptcheck.jobs.key_names import is_slip
 
@@ -53,30 +58,8 @@ OWN = split_names("""
     wandb_host wandb_key wandb_mode wandb_project wandb_run_id wandb_team
 """)
 """slime's own flags."""
-MEGATRON = split_names("""
-    accumulate_allreduce_grads_in_fp32 adam_beta1 adam_beta2 add_qkv_bias apply_layernorm_1p attention_backend
-    attention_dropout attention_output_gate attention_softmax_in_fp32 bf16 context_parallel_size
-    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers deterministic_mode disable_bias_linear
-    enable_experimental expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size fp8_format fp8_recipe
-    group_query_attention hidden_dropout hidden_size kv_channels kv_lora_rank local_rank lr_decay_iters
-    lr_decay_style lr_warmup_fraction make_vocab_size_divisible_by max_position_embeddings min_lr moe_aux_loss_coeff
-    moe_enable_deepep moe_ffn_hidden_size moe_grouped_gemm moe_layer_freq moe_permute_fusion
-    moe_router_bias_update_rate moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk
-    moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax moe_router_score_function
-    moe_router_topk moe_router_topk_scaling_factor moe_shared_expert_gate moe_shared_expert_intermediate_size
-    moe_token_dispatcher_type moe_token_drop_policy mscale mscale_all_dim multi_latent_attention
-    no_check_for_nan_in_loss_and_grad no_gradient_accumulation_fusion no_masked_softmax_fusion no_offload_rollout
-    no_offload_train no_position_embedding no_rope_fusion norm_epsilon normalization num_attention_heads num_experts
-    num_layers num_query_groups optimizer optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d
-    pipeline_model_parallel_size position_embedding_type post_mlp_layernorm post_self_attn_layernorm q_lora_rank
-    qk_head_dim qk_layernorm qk_pos_emb_head_dim recompute_granularity recompute_method recompute_num_layers
-    rope_type rotary_base rotary_interleaved rotary_percent rotary_scaling_factor seq_length sequence_parallel spec
-    swiglu tensor_model_parallel_size transformer_impl untie_embeddings_and_output_weights use_distributed_optimizer
-    use_gated_attention use_precision_aware_optimizer use_rope_scaling use_rotary_position_embeddings v_head_dim
-    vocab_size weight_decay
-""")
-"""Megatron's flags in slime's scripts, and those that are almost one of slime's or miles'. Megatron has more of them, so that a
-name which is not here need not be wrong."""
+OF_PATCH = split_names("use_gated_attention post_self_attn_layernorm post_mlp_layernorm")
+"""Those that its patch of Megatron adds: docker/patch of THUDM/slime at 624b824."""
 OF_MILES = split_names("""
     allow_partial_train_step async_data_buffer_capacity_factor async_max_concurrent_samples
     async_unused_samples_handler chat_template_path check_lora_weight_equal
@@ -115,7 +98,30 @@ OF_MILES = split_names("""
     use_rollout_indexer_replay use_session_server witness_buffer_size
 """)
 """The flags that miles has beside slime's: ``miles/utils/arguments.py`` of radixark/miles at 31f1ca961."""
-KNOWN = OWN | MEGATRON | OF_MILES
+
+
+class MegatronFlags(msgspec.Struct, frozen=True):
+    """The names of Megatron's flags in all its releases: ``megatron_flags.json``, of fixtures/learn_megatron_flags.py."""
+
+    repository: str
+    """The repository on GitHub: owner/name."""
+    commit: str
+    """The newest commit that was read."""
+    date: str
+    """The date of that commit."""
+    names: frozenset[str]
+
+
+@cache
+def load_megatron_flags() -> MegatronFlags:
+    """Return Megatron's flags."""
+    return msgspec.json.decode(Path(__file__).with_name("megatron_flags.json").read_bytes(), type=MegatronFlags)
+
+
+@cache
+def list_known_flags() -> frozenset[str]:
+    """Return the names of all flags of slime, miles and Megatron."""
+    return OWN | OF_PATCH | OF_MILES | load_megatron_flags().names
 
 
 def find_meant_flag(name: str) -> str:
@@ -126,7 +132,8 @@ def find_meant_flag(name: str) -> str:
     >>> find_meant_flag("rollout_batch_size"), find_meant_flag("adam_beta3"), find_meant_flag("no_offload_train")
     ('', '', '')
     """
-    if name in KNOWN or name.removeprefix("no_") in KNOWN:
+    known = list_known_flags()
+    if name in known or name.removeprefix("no_") in known:
         return ""
-    near = find_closest_name(name, KNOWN)
+    near = find_closest_name(name, known)
     return near if is_slip(name, near) or sorted(name.split("_")) == sorted(near.split("_")) else ""

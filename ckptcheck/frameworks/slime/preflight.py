@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag
+from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag, list_known_flags, load_megatron_flags
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
@@ -19,13 +19,14 @@ from ckptcheck.jobs.framework import (
     Framework,
     count_gpus,
     environment_flag,
+    name_loss_weight,
     remove_settings,
     set_default,
     set_derived,
     set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
-from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.job import Job, NamedCheckpoint, Setting, UnknownKey
 from ckptcheck.text.file_io import real_path
 
 SLIME, MEGATRON = "slime", "Megatron"
@@ -69,6 +70,7 @@ SOURCES = {
     "rollout.top_p": FieldSource(("rollout_top_p",)),
     "rollout.top_k": FieldSource(("rollout_top_k",)),
     "rollout.n": FieldSource(("n_samples_per_prompt",)),
+    "algorithm.loss_weight": FieldSource(("advantage_estimator",), read=name_loss_weight),
     "rollout.prompt_length": FieldSource(("rollout_max_prompt_len",)),
     "rollout.response_length": FieldSource(("rollout_max_response_len",)),
     "rollout.logprobs": FieldSource(),
@@ -99,6 +101,7 @@ SOURCES = {
     "save.interval": FieldSource(("save_interval",)),
     "save.directory": FieldSource(("save",)),
 }
+OWN_PROGRAM = re.compile(r"(^|[\s/])train(_async)?\.py\b")
 MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
 IN_MODEL_SCRIPT = (
     "trainer.moe", "trainer.mla", "trainer.moe_permute_fusion", "trainer.attention_backend", "trainer.attention_dropout",
@@ -130,6 +133,11 @@ def _finish(job: Job, document: Document) -> None:
             # slime's parser drops a flag that it does not know; that of miles stops.
             stops, drops = ("", SLIME) if job.framework == SLIME else (job.framework, "")
             job.unknown_keys.append(UnknownKey(leaf, near=near, dropped_by=drops, refused_by=stops))
+        elif _is_dropped(job, document, name):
+            why = (
+                f"neither slime nor Megatron to {load_megatron_flags().date} has it, and slime drops it without a word"
+            )
+            job.unknown_keys.append(UnknownKey(leaf, why, dropped_by=SLIME))
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
@@ -147,6 +155,7 @@ def _finish(job: Job, document: Document) -> None:
     if job.text("trainer.backend") != "megatron":
         for name in [name for name, setting in job.settings.items() if setting.source == f"default of {MEGATRON}"]:
             del job.settings[name]
+    _set_model(job, document)
     if document.notes:
         _remove_defaults(job, IN_MODEL_SCRIPT)
     if job["trainer.moe"].status != "set" and (job.number("trainer.ep") or 1) > 1:
@@ -187,6 +196,30 @@ def _finish(job: Job, document: Document) -> None:
         "algorithm.uses_rollout_logprobs",
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
+    )
+
+
+def _is_dropped(job: Job, document: Document, name: str) -> bool:
+    """Return whether slime's own program drops a flag; another may add flags to its parser."""
+    return (
+        job.framework == SLIME
+        and OWN_PROGRAM.search(document.script) is not None
+        and not name.startswith("sglang_")
+        and not {name, name.removeprefix("no_")} & list_known_flags()
+    )
+
+
+def _set_model(job: Job, document: Document) -> None:
+    """Set the model that Megatron builds from the job's own flags (slime's scripts/models)."""
+    from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+
+    heads = _of(document, "num_attention_heads")
+    if heads is None:
+        return
+    found = {name: resolve(document, name) for name in ("num_attention_heads", "num_query_groups", "num_experts")}
+    values = {name: each.value for name, each in found.items() if each is not None}
+    job.model_of_flags = NamedCheckpoint(
+        f"its flags ({heads.place})", dimensions=ModelDimensions.from_megatron_args(values)
     )
 
 
