@@ -173,7 +173,7 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
     ):
         return
     names = load_key_names(framework.name)
-    how = (
+    how = job.keys_left or (
         f"with the names of keys to {names.date}" if framework.drops_unknown and names else "with known keys, for typos"
     )
     job.keys_left = f"only compared {how}: {job.framework}'s configuration is not here"

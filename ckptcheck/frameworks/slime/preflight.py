@@ -138,6 +138,8 @@ def _finish(job: Job, document: Document) -> None:
                 f"neither slime nor Megatron to {load_megatron_flags().date} has it, and slime drops it without a word"
             )
             job.unknown_keys.append(UnknownKey(leaf, why, dropped_by=SLIME))
+    if job.framework == SLIME:
+        job.keys_left = f"with the names of slime's flags and Megatron's to {load_megatron_flags().date}"
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
