@@ -158,6 +158,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
     assert [format_finding(finding) for finding in report.findings] == case.table.get("expect", [])
     assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])
     for finding in report.findings:
+        assert finding.hint or finding.severity == "info", (
+            "a reader of an error or a warning needs a next step: Problem(hint=…)"
+        )
         counted = 0 if case.rule.code in COUNTS_OTHERS else count_names(finding.message)
         assert len(finding.names) >= counted, (
             "a program gets fewer names than the message counts: give Problem(names=…)"

@@ -11,6 +11,7 @@ identity comes from blocks that are read anyway.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry
 
 SCHEMA = "ckptcheck-identity/1"
+LAYER = re.compile(r"^(.*?\blayers\.)([0-9]{1,6})\.(.+)")
+
+
+class UnfitReference(EvidenceError):
+    """The checkpoint that should give a set its names is of another model, or gives none."""
 
 
 class TensorIdentity(msgspec.Struct, frozen=True):
@@ -264,15 +270,15 @@ def leave_out_copies(
 def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None = None) -> IdentityPlan:
     """Find the tensors of a set under their plain names.
 
-    reference: see `identify_checkpoint`. Raises EvidenceError if a tensor does not fit its layout, or if the reference
-    has no config of a family whose names are known.
+    reference: see `identify_checkpoint`. Raises EvidenceError if a tensor does not fit its layout; UnfitReference if the
+    reference has no config of a family whose names are known, or is of another model.
     """
     table, vocabulary = side.table, None
     if reference is not None:
         config = reference.config if isinstance(reference, Checkpoint) else None
         table = find_family_table(config)
         if config is None or table is None:
-            raise EvidenceError(
+            raise UnfitReference(
                 f"{reference.target} does not say what Megatron's tensors are called in Hugging Face's form",
                 hint="name a Hugging Face checkpoint of the same model, with its config.json",
             )
@@ -283,7 +289,41 @@ def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None 
     for name in {side.embedding, side.head} & plain.keys():
         if vocabulary is not None and plain[name].shape and plain[name].shape[0] > vocabulary:
             plain[name] = plain[name].cut(0, 0, vocabulary)
+    if isinstance(reference, Checkpoint) and reference.tensors:
+        other = build_checkpoint_side(reference)
+        if not (side.quantized_parts or other.quantized_parts) and (
+            found := _find_other_model(plain, _split_tensors(other, table))
+        ):
+            raise UnfitReference(
+                f"{reference.target} is of another model than {side.target}: {found}",
+                hint="name a checkpoint of the same model with --like",
+            )
     return IdentityPlan(side, table, plain)
+
+
+def _find_other_model(plain: Mapping[str, TensorLayout], reference: Mapping[str, TensorLayout]) -> str:
+    """Say in what the layers of two sets are those of different models; "" if they may be of one.
+
+    The reference may have more layers (of multi-token prediction) and parts than the set. Embedding and head are not compared:
+    a vocabulary is padded, cut and extended.
+    """
+    stacks: dict[str, set[str]] = {}
+    having: set[str] = set()
+    for name, layout in plain.items():
+        layer = LAYER.match(name)
+        if layer is None:
+            continue
+        stacks.setdefault(layer[1], set()).add(layer[2])
+        having.add(layer[1] + layer[3])
+        if name not in reference:
+            return f"it has no {name}"
+        if tuple(reference[name].shape) != tuple(layout.shape):
+            return f"its {name} is {list(reference[name].shape)}, not {list(layout.shape)}"
+    for name in reference:
+        layer = LAYER.match(name)
+        if layer is not None and layer[2] in stacks.get(layer[1], ()) and layer[1] + layer[3] not in having:
+            return f"it has {name}, and no layer of the other has {layer[3]}"
+    return ""
 
 
 def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str, TensorLayout]:

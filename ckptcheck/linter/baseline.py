@@ -36,17 +36,20 @@ LARGEST = 100_000_000
 
 def read_baseline(path: Path) -> frozenset[Identity]:
     """Read a baseline. Raises CkptcheckError if the file is missing or malformed."""
+    hint = "--write-baseline FILE writes one"
     try:
         value = json.loads(read_regular_file(real_path(path), LARGEST).decode("utf-8", "surrogatepass"))
-        if value["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {value['schema']!r}")
+        schema = value.get("schema") if isinstance(value, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"its schema is {schema!r}, not {SCHEMA!r}" if schema else f"it has no schema {SCHEMA!r}")
         return frozenset((str(e["code"]), str(e["file"]), str(e["key"]), str(e["message"])) for e in value["findings"])
     except OSError as error:
-        raise CkptcheckError(
-            f"cannot read the baseline {path}: {error.strerror or error}", hint="--write-baseline FILE writes one"
-        ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CkptcheckError(f"{path} is not a baseline of ckptcheck: {error}") from error
+        raise CkptcheckError(f"cannot read the baseline {path}: {error.strerror or error}", hint=hint) from error
+    except (KeyError, TypeError) as error:
+        why = "its findings are no list of objects with code, file, key and message"
+        raise CkptcheckError(f"{path} is not a baseline of ckptcheck: {why}", hint=hint) from error
+    except (ValueError, RecursionError) as error:
+        raise CkptcheckError(f"{path} is not a baseline of ckptcheck: {error}", hint=hint) from error
 
 
 def drop_known(report: Report, known: frozenset[Identity]) -> Report:

@@ -6,7 +6,8 @@ The bias on the router that balances experts (`e_score_correction_bias`, `expert
   different values as experts, and they take up (almost) every number that BF16 or F16 has between the lowest and the highest. So
   do values in F32 that were rounded before.
 - It is a warning if it is BF16 or F16 in a family that transformers 5.24 keeps in F32 (`_keep_in_fp32_modules_strict`), or in
-  Kimi-K2. Of any other family it is not known what was trained, and the rule is skipped.
+  Kimi-K2. Of any other family it is not known what was trained, and the rule is skipped. So it is for Kimi-Linear: only
+  transformers 5.24 keeps its bias in F32; before, transformers saved it in the model's dtype, as SGLang 0.5.23 still loads it.
 
 ## Why it matters
 The bias only orders the experts, so its last bits decide. In GLM-5.2 its values lie in [6.817, 7.063]. A cast to BF16 turns 238
@@ -62,14 +63,13 @@ FAMILIES = frozenset(
         "hy_v3",
         "kimi_k2",
         "kimi_k25",
-        "kimi_linear",
         "kolibri1",
         "mimo_v2_flash",
         "nemotron_h",
         "solar_open",
     )
 )
-"""Model types that transformers 5.24 keeps in F32, and those of Kimi-K2."""
+"""Model types that transformers 5.24 keeps in F32, and those of Kimi-K2; without Kimi-Linear (see the page)."""
 
 
 @rule(

@@ -53,6 +53,11 @@ LOOK = {
     "mlp": "the experts' weights, their order, and how the router's weights are normalised and scaled",
 }
 
+NOT_FINITE = (
+    "look at this module on this side: at its dtype (float16 ends at 65504) and, where its weight is packed or scaled, at the"
+    " scale; ckptcheck refit tells whether its weight is the other side's"
+)
+
 INPUTS = {
     **{f"self_attn.{letter}_proj": ("input_layernorm",) for letter in "qkv"},
     **{f"self_attn.{letter}_norm": (f"self_attn.{letter}_proj",) for letter in "qk"},
@@ -144,4 +149,8 @@ def _find_broken(evidence: Localization) -> Iterator[Problem]:
                 f"the output of this module contains NaN or Inf on {sides}, from token {point.first_token} of {point.tokens}"
                 f" on; no module before it does{f'; on {part.ranks}' if part.ranks else ''}",
                 key=point.name,
+                hint=NOT_FINITE
+                if len(point.non_finite_sides) == 1
+                else "ckptcheck scan tells whether the weights have them;"
+                " if not, a number of this module is too large for its dtype on both sides: float16 ends at 65504",
             )

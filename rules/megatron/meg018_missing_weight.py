@@ -79,9 +79,14 @@ COMPONENTS = (
 SHARED = re.compile(r"(^|\.)[kv]_(proj|norm)\.")
 NORM = re.compile(r"(norm|(^|\.)ln_?\w*)\.weight$", re.IGNORECASE)
 QUANTIZER = re.compile(r"quantizer|_amax|_extra_state")
-HINT = "save again with all ranks, or use an earlier iteration"
+HINT = (
+    "if an earlier iteration has it, this save lost it: use that one, or save again with all ranks; if none has it, the job"
+    " that saves leaves it out (a pipeline split, weights that it does not train, a head): mend that, then save again"
+)
+HINT_WITH_ARGUMENTS = f"{HINT}; if the saved arguments are not this model's, common.pt is of another save"
 HINT_FOR_EXPERTS = (
-    "save again with all expert-parallel ranks and a number of its own for each expert, or use an earlier iteration"
+    "if an earlier iteration has them, use that one; else save again with all expert-parallel ranks and a number of its own for"
+    " each expert"
 )
 
 
@@ -191,7 +196,9 @@ def _find_missing_weights(run: Megatron) -> Iterator[Problem]:
     ):
         if needed and not any(prefix + name in run.weights for name in names for prefix in ("", NESTED)):
             other = ", and there is no value head in its place" if OUTPUT in names else ""
-            yield Problem(f"this weight is missing{other}", file=run.finding_file, key=names[0], hint=HINT)
+            yield Problem(
+                f"this weight is missing{other}", file=run.finding_file, key=names[0], hint=HINT_WITH_ARGUMENTS
+            )
     layers_by_missing: dict[frozenset[str], list[int]] = {}
     for layer, lost in lacking(run.args, run.structure).items():
         layers_by_missing.setdefault(frozenset(lost), []).append(layer)
@@ -202,7 +209,7 @@ def _find_missing_weights(run: Megatron) -> Iterator[Problem]:
             f"{which} {'lacks' if len(layers) == 1 else 'lack'} {join_truncated(missing, 4)}",
             file=run.finding_file,
             key=f"decoder.layers.{min(layers)}.{min(missing)}",
-            hint=HINT,
+            hint=HINT_WITH_ARGUMENTS,
             names=tuple(f"decoder.layers.{layer}.{name}" for layer in sorted(layers) for name in sorted(missing)),
         )
 

@@ -25,6 +25,11 @@ from ckptcheck.checkpoint.megatron.megatron import DcpCheckpoint
 from ckptcheck.checkpoint.megatron.structure import missing_objects
 from ckptcheck.text.formatting import count, join_truncated
 
+HINT = (
+    "save again with all ranks, or use an earlier iteration; if they are _extra_state alone, and of no FP8 layer, Megatron loads"
+    " without them under --dist-ckpt-strictness log_unexpected"
+)
+
 
 @rule(
     "MEG019",
@@ -39,10 +44,11 @@ def check(run: DcpCheckpoint) -> Iterator[Problem]:
             f"{count(len(places), 'shard')} of {total} {'is' if len(places) == 1 else 'are'} missing ({join_truncated(places)})",
             file=run.file(".metadata"),
             key=base,
-            hint="save again with all ranks, or use an earlier iteration",
+            hint=HINT,
         )
     if len(missing) > 3:
         yield Problem(
             f"{count(len(missing) - 3, 'more object lacks', 'more objects lack')} shards: {join_truncated(list(missing)[3:])}",
             file=run.file(".metadata"),
+            hint=HINT,
         )

@@ -40,7 +40,11 @@ from ckptcheck.text.formatting import count
 def check(runs: RunComparison) -> Iterator[Problem]:
     for member in runs.reference.members:
         if member.defect:
-            yield Problem(f"a file of the reference is malformed: {member.defect}", file=member.target)
+            yield Problem(
+                f"a file of the reference is malformed: {member.defect}",
+                file=member.target,
+                hint="write it again, or leave it out; convert the dump of a framework first: ckptcheck parity convert",
+            )
     if not runs.comparisons:
         run, reference = runs.steps
         yield Problem(

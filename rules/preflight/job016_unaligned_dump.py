@@ -37,7 +37,7 @@ def check(job: Job) -> Iterator[Problem]:
     tp, pp, cp = (job.number(f"trainer.{name}") or 1 for name in ("tp", "pp", "cp"))
     world, n = job.number("trainer.world"), job.number("rollout.n")
     # the sizes are changed at once, so each hint names what the others have to be then
-    wanted, fixes = train or mini, ""
+    wanted, fixes, fitting = train or mini, "", {}
     if wanted and n and world:
         replicas = world / (tp * pp * cp)
         whole = wanted
@@ -79,12 +79,15 @@ def check(job: Job) -> Iterator[Problem]:
                 f"gradient accumulation is {steps:g}: ppo_mini_batch_size {mini:g} × n {n:g} / ppo_micro_batch_size_per_gpu"
                 f" {micro:g} / DP {replicas:g}",
                 at="batch.micro",
-                hint=f"set {fixes}" if fixes else None,
+                hint=f"set {fixes}",
             )
     elif micro is None:
         yield job.problem(
             "ppo_micro_batch_size_per_gpu is not set, so ckptcheck cannot tell whether gradient accumulation is 1",
             at="batch.mini",
+            hint=f"set it to {fitting['ppo_micro_batch_size_per_gpu']:g}"
+            if fitting
+            else "set it to ppo_mini_batch_size × n / DP, with DP as the ranks of data parallelism",
         )
     if job.flag("trainer.remove_padding") is False:
         yield job.problem(

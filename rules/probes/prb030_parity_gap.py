@@ -43,7 +43,11 @@ def check(trace: MatrixTrace) -> Iterator[Problem]:
         measured = trace.floor_of(row, pair) if trace.floor else None
         floor = (inf if measured is None else measured) - 1
         if not isfinite(value.error):
-            yield Problem(f"{cell}: nothing could be compared, or a logprob is not finite")
+            yield Problem(
+                f"{cell}: nothing could be compared, or a logprob is not finite",
+                hint="look in the log of this cell for an engine or a trainer that stopped; if both answered, ckptcheck localize"
+                " names the first module with NaN or Inf",
+            )
         elif value.error > limits.mult_prob_error:
             yield Problem(
                 f"{cell}: mult_prob_error {value.error:.4g} ± {value.spread:.2g} over {value.tokens} tokens, beyond"

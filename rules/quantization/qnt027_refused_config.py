@@ -62,5 +62,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             f"{consumer.label} refuses it: {error}",
             file=main.file,
             key=main.key,
+            hint="if this entry of the config is a slip, mend it; if the weights are of this scheme, use a consumer that reads it"
+            f" (name it with --consumers), or quantize again with one that {consumer.name} reads",
             severity="warning" if is_accepted else None,
         )

@@ -37,7 +37,7 @@ from ckptcheck.live.refit.trace_queries import wrong_references
 @rule("REF009", "untrue-answer", severity="error", on="refit", when=lambda trace: bool(trace.syncs))
 def check(trace: RefitTrace) -> Iterator[Problem]:
     answers = [_judge_answer(trace, number) for number in range(len(trace.syncs))]
-    yield from [Problem(message) for message in answers if message][:1]
+    yield from [Problem(message, hint=hint) for message, hint in answers if message][:1]
     versions = [sync.answer.weight_version for sync in trace.syncs if sync.answer.weight_version is not None]
     for before, after in pairwise(versions):
         are_numbers = before.lstrip("-").isdecimal() and after.lstrip("-").isdecimal()
@@ -46,17 +46,27 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f"the engine's weight version went from {before} to {after}", hint="pass the step to the update call"
             )
             break
-    if not any(answers) and not any(sync.manifest for sync in trace.syncs):
+    if not any(message for message, _ in answers) and not any(sync.manifest for sync in trace.syncs):
         raise Skip("every update reported success, and the trial did not compare weights")
 
 
-def _judge_answer(trace: RefitTrace, number: int) -> str:
-    """Return how the answer to a sync contradicts what the engine holds, or that the sync failed; "" for a true success."""
+def _judge_answer(trace: RefitTrace, number: int) -> tuple[str, str]:
+    """Return how the answer to a sync contradicts what the engine holds, or that it failed, and a hint; "" for a true success."""
     sync = trace.syncs[number]
     # where the cold load's checkpoint is wrong, nothing tells whether the engine is
     is_wrong = sync.has_unwritten_parameter or (sync.has_wrong_parameter and not wrong_references(trace, sync))
     if sync.answer.ok:
-        return f"sync {sync.number} reported success, but the engine holds other weights than were sent" * is_wrong
+        return (
+            f"sync {sync.number} reported success, but the engine holds other weights than were sent" * is_wrong,
+            "see the findings about weights; until then, a job cannot trust this answer: compare digests after an update",
+        )
     if sync.manifest and not is_wrong:
-        return f"sync {sync.number} reported failure ({sync.answer.message}), but it wrote all weights"
-    return f"sync {sync.number} failed: {sync.answer.message}"
+        return (
+            f"sync {sync.number} reported failure ({sync.answer.message}), but it wrote all weights",
+            "see that the job does not send again or stop for this answer; it fails for what comes after the weights, such as a"
+            " cache that cannot be flushed while requests are paused",
+        )
+    return (
+        f"sync {sync.number} failed: {sync.answer.message}",
+        "the message is the engine's own: its log has the traceback, and the engine may hold some of the new weights by now",
+    )

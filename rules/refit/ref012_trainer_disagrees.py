@@ -19,7 +19,8 @@
 - If a cold load is as far off: compare the configs of both sides.
 - If the cold load agreed before the step, and no more after it: the cold load is made from the trainer's export, so the trainer
   exports other weights than it computes with.
-- Otherwise: see the findings about weights.
+- Otherwise: see the findings about weights. If there are none, the engine computes with something of before the update beside its
+  weights: a prefix cache that was not flushed, or what it made of the weights when it loaded them.
 
 ## When it can be wrong
 - In bf16 a mixture of experts may route one token to other experts. That token is then far off, and no weight is
@@ -40,6 +41,11 @@ from ckptcheck.live.refit.trace_queries import (
     misexported_weights,
 )
 from ckptcheck.text.formatting import count
+
+HINT = (
+    "see the findings about weights; if there are none, the engine computes with something of before the update beside them:"
+    " a prefix cache that was not flushed, or what it made of the weights when it loaded them"
+)
 
 
 @rule("REF012", "trainer-disagrees", severity="error", on="refit", when=lambda trace: bool(trace.scorings))
@@ -64,7 +70,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 else "the engine's decoding differs from its prefill: ckptcheck parity probe --only decode says more",
             )
             return
-        explanation, hint = "", "see the findings about weights"
+        explanation, hint = "", HINT
         if not diffs.cold.within(tolerance):
             was_sound = bool(scoring.after_sync) and compare_scoring(trace.scorings[0]).cold.within(tolerance)
             explanation, hint = _explain_cold_load(trace, was_sound)
@@ -86,7 +92,7 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
         return (
             f"{export}, because {count(len(wrong), 'weight')} of it {'is' if len(wrong) == 1 else 'are'} wrong (REF037):"
             " neither the sync nor the engine is to blame",
-            "see the findings about the export",
+            "see REF037: the exporter writes other values than the trainer holds",
         )
     if (place := describe_off_module(trace)) is not None:
         return (
@@ -106,5 +112,6 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
         )
     return (
         "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame",
-        "compare the configs of both sides",
+        "compare what the two read of the config (rope, norms, the head, a scaling of logits) and the dtypes in which they compute;"
+        " in bfloat16 a mixture of experts may send a token to another expert: run the trial in float32 to tell",
     )

@@ -42,7 +42,9 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         any_difference = any_difference or bool(difference.most)
         if tolerance is not None and not difference.within(tolerance):
             yield Problem(
-                f"two forward passes of the trainer over the same tokens differ by up to {difference.most:.3g} nats"
+                f"two forward passes of the trainer over the same tokens differ by up to {difference.most:.3g} nats",
+                hint="turn dropout off; if it is off, look for kernels that sum in any order, sequences that are packed in another"
+                " order each time, and weights that change between the passes",
             )
             return
     for number, (step, scoring) in enumerate(_pair_steps(trace), 1):

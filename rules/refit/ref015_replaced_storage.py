@@ -86,5 +86,7 @@ def _find_growth(trace: RefitTrace) -> Iterator[Problem]:
     if later and (growth := later[-1] - first) > max(ALWAYS, len(later) * weight_bytes / 8):
         yield Problem(
             f"the engine's memory grew by {format_bytes(growth)} from the first sync to the last, over"
-            f" {count(len(later), 'sync')} of {format_bytes(weight_bytes)}"
+            f" {count(len(later), 'sync')} of {format_bytes(weight_bytes)}",
+            hint="find what keeps the tensors of each update (a list of buckets, handles of shared memory); on a GPU, empty the"
+            " allocator's cache after an update, which keeps what it no longer uses",
         )

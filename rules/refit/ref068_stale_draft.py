@@ -82,7 +82,8 @@ def _find_stale(trace: RefitTrace) -> Iterator[Problem]:
         answer = sync.draft_answer
         if answer is not None and not answer.ok:
             yield Problem(
-                f"sync {sync.number}: the engine did not take the weights of its draft model: {answer.message}"
+                f"sync {sync.number}: the engine did not take the weights of its draft model: {answer.message}",
+                hint="the message is the engine's own: its log has the traceback; until it takes them, it drafts with older ones",
             )
             return
         for state, keys in _group_by_state(trace, sync, own).items():

@@ -78,8 +78,15 @@ def test_baseline(here: Path) -> None:
     new = json.loads(run(here, "scan", "broken", "--baseline", "known.json", "--format", "json").stdout)
     assert [finding["message"][:32] for finding in new["findings"]] == ["model-00003-of-00003.safetensors"]
     assert new["known"] == 1
-    (here / "known.json").write_text("[]")
-    assert "known.json is not a baseline of ckptcheck" in run(here, "scan", "broken", "--baseline", "known.json").stderr
+    for text, why in {
+        "[]": "it has no schema 'ckptcheck-baseline/1'",
+        '{"schema": "other/2", "findings": []}': "its schema is 'other/2', not 'ckptcheck-baseline/1'",
+        '{"schema": "ckptcheck-baseline/1"}': "its findings are no list of objects with code, file, key and message",
+    }.items():
+        (here / "known.json").write_text(text)
+        refused = run(here, "scan", "broken", "--baseline", "known.json")
+        assert f"known.json is not a baseline of ckptcheck: {why}\n" in refused.stderr
+        assert refused.returncode == 2
 
 
 def test_a_rule_of_ones_own(here: Path) -> None:

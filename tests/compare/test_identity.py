@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import CkptcheckError, identity
+from ckptcheck import CkptcheckError, identity, series
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.compare import layout_sums
 from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, identify_checkpoint
@@ -158,6 +158,33 @@ def test_a_set_with_a_part_missing_has_no_name(tmp_path: Path) -> None:
 def test_a_reference_that_names_nothing_is_refused() -> None:
     with pytest.raises(CkptcheckError, match="does not say what Megatron's tensors are called"):
         identity(ROOT / "fixtures/megatron/dense", like=ROOT / "fixtures/megatron/dense")
+
+
+def test_a_reference_of_another_model_is_refused(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-llama-sharded"
+    tensors = load_all(source)
+    norm = tensors["model.norm.weight"]
+    normed = save_whole({**tensors, "model.layers.1.self_attn.q_norm.weight": norm}, source, tmp_path / "normed")
+    taller = save_whole({**tensors, "model.layers.7.enorm.weight": norm}, source, tmp_path / "taller")
+    for target, like, said in (
+        (
+            ROOT / "fixtures/megatron/dense",
+            CHECKPOINTS / "tiny-qwen3-moe",
+            r"its model\.layers\.0\.input_layernorm\.weight is \[8\]",
+        ),
+        (CHECKPOINTS / "tiny-llama", CHECKPOINTS / "tiny-qwen3-moe", r"it has no model\.layers\.\d\.mlp"),
+        (
+            source,
+            normed,
+            r"it has model\.layers\.1\.self_attn\.q_norm\.weight, and no layer of the other has self_attn\.q_norm",
+        ),
+        (normed, source, r"it has no model\.layers\.1\.self_attn\.q_norm\.weight"),
+    ):
+        with pytest.raises(EvidenceError, match=f"is of another model than .*: {said}"):
+            identity(target, like=like)
+    with pytest.raises(EvidenceError, match="is of another model than"):  # what was named wrongly is no fault of a save
+        series(ROOT / "fixtures/megatron/dense", like=CHECKPOINTS / "tiny-qwen3-moe")
+    assert identity(source, like=taller).identity == identity(source, like=source).identity == identity(source).identity
 
 
 def test_a_run_without_a_reference_keeps_its_own_names() -> None:

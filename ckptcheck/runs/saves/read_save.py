@@ -24,7 +24,7 @@ from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
-from ckptcheck.compare.identity import IdentityPlan, describe_absent, plan_identity
+from ckptcheck.compare.identity import IdentityPlan, UnfitReference, describe_absent, plan_identity
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side
@@ -200,6 +200,8 @@ def _describe_evidence(
         contents.plan = plan_identity(side, reference if side.is_megatron else None)
         contents.weights = contents.plan.layouts
         save.naming = contents.plan.names
+    except UnfitReference:
+        raise
     except CkptcheckError as error:
         save.defects.append(error.message.removeprefix(f"{evidence.target} has no identity: "))
         return contents

@@ -13,7 +13,7 @@ from jobs import launch
 import ckptcheck
 from ckptcheck.runs.saves.resume import list_lacks, list_step_folders
 from ckptcheck.runs.saves.save import Save
-from tests.conftest import needs_engine
+from tests.conftest import needs, needs_engine
 from tests.factories.saved_runs import (
     draw_moments,
     draw_weights,
@@ -245,8 +245,8 @@ def test_an_own_loop_that_was_killed_at_any_file(ranks: int, tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_save_of_the_real_lightning_that_was_interrupted(tmp_path: Path) -> None:
-    """Held to what Lightning's Trainer then does; skipped where lightning is not installed."""
-    pytest.importorskip("lightning")
+    """Held to what Lightning's Trainer then does (`make test-all` installs it)."""
+    needs("lightning")
     from tests.runs.saves import lightning_run
 
     lightning_run.make(tmp_path / "run")
