@@ -62,10 +62,11 @@ def parse_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def open_watch(model: Any, name: str) -> Watch:
+def open_watch(model: Any, name: str, rank: int = 0) -> Watch:
     """Return the watch of one engine's model as CKPTCHECK_WATCH says. name: the engine, for the record.
 
     model: None for what no module of the engine holds as it was sent: adapters, whose record has a name of its own.
+    rank: of this process within its engine. Each has a record of its own, and the first one sends the metrics.
     Raises ValueError for settings that are not known.
     """
     from ckptcheck.watch.engine_side import module
@@ -74,6 +75,10 @@ def open_watch(model: Any, name: str) -> Watch:
     settings = parse_settings(os.environ[VARIABLE])
     if model is None and (record := settings.get("record")) is not None:
         settings["record"] = record.with_name(f"{record.stem}-adapters{record.suffix}")
+    if rank:
+        settings.pop("metrics", None)
+        if (record := settings.get("record")) is not None:
+            settings["record"] = record.with_name(f"{record.stem}.rank{rank}{record.suffix}")
     return Watch(None if model is None else module(model, name), **settings)
 
 
@@ -208,18 +213,17 @@ def _hook_vllm() -> None:
 
 
 def _watch_worker(worker: Any) -> None:
-    """Watch the model of a worker from its first load on. The first rank of an engine keeps the record."""
-    if getattr(worker, "rank", 0) != 0:
-        return
+    """Watch the model of a worker from its first load on, and on the first rank its adapters, which all ranks load alike."""
+    rank = int(getattr(worker, "rank", 0))
     syncs: list[ModelSyncs] = []
     load, execute, finish = worker.load_model, worker.execute_model, getattr(worker, "finish_weight_update", None)
 
     def begin() -> None:
-        syncs[:] = [ModelSyncs(worker.get_model(), open_watch(worker.get_model(), "vllm"))]
+        syncs[:] = [ModelSyncs(worker.get_model(), open_watch(worker.get_model(), "vllm", rank))]
 
     def begin_adapters() -> None:
         manager = getattr(getattr(worker, "model_runner", None), "lora_manager", None)
-        if manager is not None:
+        if manager is not None and not rank:
             AdapterSyncs(manager, open_watch(None, "vllm"))
 
     worker.load_model = _call_after(load, lambda: _quietly("watch the model of vLLM", begin))
@@ -234,8 +238,8 @@ def _hook_sglang() -> None:
     syncs: dict[int, ModelSyncs] = {}
 
     def begin(runner: Any) -> None:
-        if _find_rank(runner) == 0 and not getattr(runner, "is_draft_worker", False):
-            syncs[id(runner)] = ModelSyncs(runner.model, open_watch(runner.model, "sglang"))
+        if not getattr(runner, "is_draft_worker", False):
+            syncs[id(runner)] = ModelSyncs(runner.model, open_watch(runner.model, "sglang", _find_rank(runner)))
 
     def after_load(result: Any, runner: Any, *_: Any, **__: Any) -> None:
         _quietly("watch the model of SGLang", lambda: begin(runner))

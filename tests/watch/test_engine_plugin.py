@@ -294,6 +294,8 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, monkeypatch: pytest.Mo
     runner.model.load_weights(export(trainer))
     hooks["after end_weight_update"](None)
     assert [len(sync.held) for sync in open_history(tmp_path / "syncs.jsonl").syncs] == [6] * 4
+    assert [len(sync.sent) for sync in open_history(tmp_path / "syncs.rank1.jsonl").syncs] == [6]
+    assert len(list(tmp_path.glob("syncs*.jsonl"))) == 2, "a draft model has no record"
 
 
 @pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "record=a,=b"])

@@ -11,6 +11,7 @@ import pytest
 from jobs.plugin_site import write_plugin_site
 
 import ckptcheck
+from ckptcheck.live.runtime.engines.cpu_affinity import VARIABLES
 from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
 from tests.live.refit.test_lora_live import SIZES, write_adapter
@@ -27,7 +28,7 @@ utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer
 def push(worker, step, lose):
     from safetensors.torch import load_file
     for name, value in load_file(os.path.join(os.environ["MODEL"], "model.safetensors")).items():
-        if not lose or lose not in name:
+        if not lose or lose not in name or not worker.rank:
             worker.get_model().load_weights([(name, value + 0.001 * step)])
 
 def start(**options):
@@ -42,7 +43,7 @@ def generate(llm, **options):
 """
 WEIGHTS = """
 if __name__ == "__main__":
-    llm = start()
+    llm = start(tensor_parallel_size=2)
     for step in range(4):
         llm.collective_rpc(push, args=(step, "1.self_attn.k_proj" if step == 3 else ""))
         generate(llm)
@@ -70,6 +71,7 @@ def run(job: str, folder: Path, model: str) -> str:
         "CKPTCHECK_WATCH": f"record={folder}/syncs.jsonl,share=1000,budget=60",
         "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", VARIABLES["vllm"]: "nobind",
     }  # fmt: skip
     done = subprocess.run(
         [str(python), str(folder / "job.py")],
@@ -83,12 +85,19 @@ def run(job: str, folder: Path, model: str) -> str:
     return done.stderr
 
 
-def test_weights_that_come_into_a_real_vllm(tmp_path: Path) -> None:
+def test_weights_that_come_into_the_ranks_of_a_real_vllm(tmp_path: Path) -> None:
+    """Each rank has a record; a tensor that only the second one no longer gets is missing in its own."""
     log = run(WEIGHTS, tmp_path, "llama")
-    syncs = open_history(tmp_path / "syncs.jsonl").syncs
-    assert [len(sync.sent) for sync in syncs] == [21, 21, 21, 20]
-    assert [len(sync.held) for sync in syncs[:3]] == [21, 21, 21]
-    assert "HIS007 step 2: the trainer no longer sends 1 of 21 tensors: model.layers.1.self_attn.k_proj.weight" in log
+    records = [tmp_path / "syncs.jsonl", tmp_path / "syncs.rank1.jsonl"]
+    first, second = (open_history(record).syncs for record in records)
+    assert [len(sync.sent) for sync in first] == [21, 21, 21, 21]
+    assert [len(sync.sent) for sync in second] == [21, 21, 21, 20]
+    assert [len(sync.held) for sync in [*first, *second[:3]]] == [21] * 7
+    assert (
+        log.count("HIS007 step 2: the trainer no longer sends 1 of 21 tensors: model.layers.1.self_attn.k_proj.weight")
+        == 1
+    )
+    assert [finding.code for finding in ckptcheck.history(records[0]).findings] == []
 
 
 def test_adapters_that_come_into_a_real_vllm(tmp_path: Path) -> None:
