@@ -112,8 +112,10 @@ def _finish(job: Job, document: Document) -> None:
     table = load_key_table(Path(__file__).with_name("keys.json"))
     top = frozenset(name for number in range(table.newest + 1) for name in table.names_below("", number))
     release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in top))
-    # The job's own class may have more keys at the top; those of AReaL's sections are known in full.
-    job.unknown_keys += table.list_unknown_keys(document, release, top, AREAL)
+    has_engine = any(document.has(section) for section in ("rollout", "sglang", "vllm", SAMPLING))
+    # The job's own class may have more keys at the top; those of AReaL's sections are known in full. Without an engine another
+    # class of AReaL's reads the file (DPOConfig: actor.beta).
+    job.unknown_keys += table.list_unknown_keys(document, release, top, AREAL if has_engine else "")
     default = f"{AREAL} {table.describe(release)}"
 
     def set_fields(sources: dict[str, FieldSource]) -> None:
@@ -149,7 +151,7 @@ def _finish(job: Job, document: Document) -> None:
     _set_correction(job, document)
     _set_update(job, document)
     _set_longest(job, document)
-    if not any(document.has(section) for section in ("rollout", "sglang", "vllm", SAMPLING)):
+    if not has_engine:
         remove_settings(job, "engine.", "rollout.", "algorithm.", "update.")  # supervised training has no engine
 
 
