@@ -41,23 +41,26 @@ PAUSES, TELLING = 4, 8
 def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:
     """Return the pauses of each count of steps: number of steps, place of the sync before, place of the sync after.
 
-    A count ends where another process records, and where the step falls: the job began to count anew. Syncs that failed belong to
-    it: they were tried. A sync without a step, and a second one of the same step, are left out.
+    A count ends where another process records, and where the step falls: the job began to count anew. Where it goes on above the
+    step before the fall, that one sync had a wrong step (HIS005), and no pause ends or begins there. Syncs that failed belong to a
+    count: they were tried. A sync without a step, and a second one of the same step, are left out.
     """
-    last: dict[str, int] = {}
-    pauses: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    counts: Counter[str] = Counter()
+    runs: dict[str, list[tuple[int, int]]] = {}
     for index, sync in enumerate(history.syncs):
-        if sync.step is None:
-            continue
-        before = last.get(sync.run)
-        steps = sync.step - (history.syncs[before].step or 0) if before is not None else 0
-        if steps < 0:
-            counts[sync.run] += 1
-        elif before is not None and steps > 0:
-            pauses.setdefault((sync.run, counts[sync.run]), []).append((steps, before, index))
-        last[sync.run] = index
-    return [count for count in pauses.values() if len(count) >= PAUSES]
+        if sync.step is not None:
+            runs.setdefault(sync.run, []).append((index, sync.step))
+    counts: list[list[tuple[int, int, int]]] = []
+    for syncs in runs.values():
+        wrong = {at for at in range(1, len(syncs) - 1) if syncs[at][1] < syncs[at - 1][1] < syncs[at + 1][1]}
+        counts.append([])
+        for at, ((before, step), (after, later)) in enumerate(pairwise(syncs)):
+            if {at, at + 1} & wrong:
+                continue
+            if later < step:
+                counts.append([])
+            elif later > step:
+                counts[-1].append((later - step, before, after))
+    return [count for count in counts if len(count) >= PAUSES]
 
 
 @rule(

@@ -220,6 +220,7 @@ def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
         return _Cause(
             f"the record has no sync of that step, so that the engine drew with the weights of {history.label(index)}",
             "find out why the job left the sync out",
+            ("HIS014",),
         )
     # where that sync looked at some tensors only, the next ones tell of the others
     for later, each in own[len(before) : len(before) + TURNS] if sync.group else ():
