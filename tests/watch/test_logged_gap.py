@@ -62,6 +62,23 @@ def test_a_gap_is_an_info_where_another_rule_names_its_cause_and_an_error_where_
         assert (findings[-1].hint == "mend what HIS001 names") is lost
 
 
+def test_a_gap_after_a_sync_that_the_job_left_out_is_an_info(tmp_path: Path) -> None:
+    record = tmp_path / "syncs.jsonl"
+    watch = Watch(Engine(), record=record, on=lambda finding: None)
+    watch.dtype = "float32"
+    trainer = Trainer()
+    for step in range(8):
+        if step != 5:
+            with watch(step=step) as sync:
+                watch.engine.update(sync.sent(trainer.export()))  # type: ignore[union-attr]
+        trainer.step()
+        watch.logged({TRL: 0.004 if step == 5 else 2e-7}, step)
+    watch.close()
+    findings = ckptcheck.history(record).findings
+    assert [(each.severity, each.code) for each in findings] == [("warning", "HIS014"), ("info", "HIS024")]
+    assert findings[-1].hint == "mend what HIS014 names"
+
+
 def test_an_engine_that_is_one_sync_late_has_one_finding(tmp_path: Path) -> None:
     trainer, engine, record = Trainer(), Engine(), tmp_path / "syncs.jsonl"
     watch = Watch(engine, record=record, on=lambda finding: None)
