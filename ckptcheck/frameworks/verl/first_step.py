@@ -10,9 +10,10 @@ import re
 from ckptcheck.jobs.first_step import FirstStep
 
 FIRST_STEP = FirstStep(
-    steps=1,  # weights are sent at the start and after each step
+    # weights are sent after each step too, and the engine looks at them before it computes again
+    steps=2,
     settings={
-        "trainer.total_training_steps": "1",
+        "trainer.total_training_steps": "2",
         "trainer.logger": "[console]",
         "trainer.default_local_dir": "{folder}",
         "trainer.resume_mode": "disable",

@@ -60,10 +60,10 @@ def test_the_jobs_own_command_runs_for_one_step(verl: Path) -> None:
     assert (outcome.code, outcome.stages["first-step"]) == (0, "clean"), outcome.report
     words = (verl / "words.txt").read_text(encoding="utf-8").splitlines()
     assert words[:3] == VERL.split()
-    assert words[3:5] == ["trainer.nnodes=1", "++trainer.total_training_steps=1"]
+    assert words[3:5] == ["trainer.nnodes=1", "++trainer.total_training_steps=2"]
     assert f"++trainer.default_local_dir={verl}/run.gate/first-step/output" in words
     table = next(section for section in outcome.report["sections"] if section["title"] == "The job's own first step")
-    assert table["columns"] == ["the job's own number", "step 1"]
+    assert table["columns"] == ["the job's own number", "step 1", "step 2"]
     assert [row[0] for row in table["rows"]] == ["actor/pg_loss", "actor/grad_norm", "rollout_corr/k3_kl"]
     assert {"HIS002", "HIS022", "HIS024"} <= {*outcome.report["passed"]}
     assert (verl / "run.gate/first-step/log.txt").read_text(encoding="utf-8").startswith("(TaskRunner")
