@@ -138,6 +138,10 @@ class NamedCheckpoint:
     sampling: Mapping[str, float] | None = None
     """The sampling parameters of its generation_config.json."""
 
+    def name_decider(self, file: str) -> str:
+        """Return why a rule is skipped that needs a file of this checkpoint, which is not read."""
+        return f"{file} of {self.named} decides it: {self.reason}"
+
 
 @dataclass
 class Job(EvidenceDefaults):
@@ -271,7 +275,7 @@ class Job(EvidenceDefaults):
         checkpoint = self.checkpoints.get(name)
         is_here = file == "config.json" and checkpoint is not None and checkpoint.quantized is not None
         if checkpoint is not None and checkpoint.reason and not is_here:
-            raise Skip(f"{file} of {checkpoint.named} decides it: {checkpoint.reason}")
+            raise Skip(checkpoint.name_decider(file))
 
     def describe(self, name: str) -> str:
         """Write a value with its place: ``0.7 (job.yaml:12)``."""

@@ -78,7 +78,13 @@ def check(job: Job) -> Iterator[Problem]:
         wrong: dict[str, str] = {}
         is_divided = any(_size(job, f"{side}.{part}") > 1 for part in ("tp", "pp", "vpp", "ep"))
         if is_divided and (checkpoint is None or checkpoint.dimensions is None):
-            why = (checkpoint.reason if checkpoint else "") or "no checkpoint is named"
+            why = (
+                "no checkpoint is named"
+                if checkpoint is None
+                else checkpoint.name_decider("config.json")
+                if checkpoint.reason
+                else "no config.json is read"
+            )
             unread.setdefault(why, []).append(f"the {side}'s")
         elif is_divided and checkpoint is not None:
             wrong = _compare_with_model(job, side, checkpoint)
@@ -108,7 +114,8 @@ def _check_engine(job: Job, unread: dict[str, list[str]]) -> Iterator[Problem]:
     if not job.engine_shares_heads or checkpoint is None:
         return
     if checkpoint.dimensions is None or checkpoint.dimensions.heads is None:
-        unread.setdefault(checkpoint.reason or "no heads are known", []).append("the engine's")
+        why = checkpoint.name_decider("config.json") if checkpoint.reason else "no heads are known"
+        unread.setdefault(why, []).append("the engine's")
     elif heads := job.undivided_heads:
         also = [
             f"; and {met.issue.says} ({met.issue.source}): {met.settings}" for met in job.issues if job.is_of_heads(met)
