@@ -113,7 +113,9 @@ def _finish(job: Job, document: Document) -> None:
     top = frozenset(name for number in range(table.newest + 1) for name in table.names_below("", number))
     release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in top))
     # The job's own class may have more keys at the top; those of AReaL's sections are known in full.
-    job.unknown_keys += table.list_unknown_keys(document, release, top, AREAL)
+    # Other trainers (DPO) have an actor of another class, whose keys the table lacks.
+    samples = any(document.iter_section(SAMPLING))
+    job.unknown_keys += table.list_unknown_keys(document, release, top, AREAL if samples else "")
     default = f"{AREAL} {table.describe(release)}"
 
     def set_fields(sources: dict[str, FieldSource]) -> None:
