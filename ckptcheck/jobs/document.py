@@ -101,6 +101,8 @@ class Document:
     """Package → its version, where a file pins one."""
     script: str = ""
     """The Python module or program that a launch line starts."""
+    folder: str = ""
+    """The last folder that a launch script changes to, as it writes it."""
     launch: tuple[str, ...] = ()
     """The words of the command that starts the job, without their unknown parts."""
     sender: str = ""
@@ -217,7 +219,7 @@ class Document:
         self.versions |= other.versions
         self.replaced |= other.replaced
         self.defaulted |= other.defaulted
-        self.script = other.script or self.script
+        self.script, self.folder = other.script or self.script, other.folder or self.folder
         self.launch, self.sender = other.launch or self.launch, other.sender or self.sender
         self.is_in_code |= other.is_in_code
         self.engine_script = other.engine_script or self.engine_script

@@ -64,6 +64,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "engine.name": ("text", "vllm, sglang, or another"),
     "engine.v1": ("flag", "vLLM's V1 engine runs, not V0"),
     "engine.tp": ("number", "tensor parallelism"),
+    "engine.pp": ("number", "pipeline parallelism"),
     "engine.dtype": ("text", "in which it computes; auto: as the checkpoint is stored"),
     "engine.quantization": ("text", "how it quantizes weights that come plain: fp8, …; none"),
     "engine.kv_cache_dtype": ("text", "auto, fp8, …"),

@@ -37,8 +37,10 @@ class Issue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the other product."""
     among: dict[str, int] = {}
     """Keys by whose product that of `whole` is divided first, rounded down: ranks that share it."""
-    fits: Literal["a divisor", "at most", "equal", "sum at most", "shares"] = "a divisor"
+    fits: Literal["a divisor", "a divisor of more", "at most", "equal", "sum at most", "shares"] = "a divisor"
     """How the framework asserts that `part` fits `whole`; with ``sum at most`` the sum of `part` counts, not its product.
+
+    ``a divisor of more``: a `whole` that is smaller fits too.
 
     The sum of ``shares`` is at most 1: each is a share of the same memory, and there is no `whole`.
     """

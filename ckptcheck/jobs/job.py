@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ckptcheck.linter.rule import Finding
 
 Status = Literal["set", "default", "unresolved", "unknown"]
+APART = (
+    "dp_size", "data_parallel_size", "enable_dp_attention", "pp_size", "pipeline_parallel_size", "moe_dp_size", "attn_cp_size",
+)  # fmt: skip
+"""Arguments of SGLang that leave fewer ranks than GPUs to share the heads."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,10 @@ class NamedCheckpoint:
     """The tokens that end a turn in its chat template and at which its generation_config.json stops; None where not known."""
     sampling: Mapping[str, float] | None = None
     """The sampling parameters of its generation_config.json."""
+
+    def name_decider(self, file: str) -> str:
+        """Return why a rule is skipped that needs a file of this checkpoint, which is not read."""
+        return f"{file} of {self.named} decides it: {self.reason}"
 
 
 @dataclass
@@ -267,7 +275,7 @@ class Job(EvidenceDefaults):
         checkpoint = self.checkpoints.get(name)
         is_here = file == "config.json" and checkpoint is not None and checkpoint.quantized is not None
         if checkpoint is not None and checkpoint.reason and not is_here:
-            raise Skip(f"{file} of {checkpoint.named} decides it: {checkpoint.reason}")
+            raise Skip(checkpoint.name_decider(file))
 
     def describe(self, name: str) -> str:
         """Write a value with its place: ``0.7 (job.yaml:12)``."""
@@ -285,6 +293,30 @@ class Job(EvidenceDefaults):
         if leaf is None or leaf.file is None:
             return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint, severity=severity)
         return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line, severity=severity)
+
+    @property
+    def engine_shares_heads(self) -> bool:
+        """Whether all ranks of the engine's TP share the attention heads."""
+        is_apart = self.engine == "sglang" and any(name in self.engine_arguments for name in APART)
+        return self.engine in ("vllm", "sglang") and (self.number("engine.tp") or 1) > 1 and not is_apart
+
+    @property
+    def undivided_heads(self) -> int | None:
+        """The number of attention heads that the engine's TP does not divide; None where it does, or where it is not known."""
+        checkpoint = self.checkpoints.get("checkpoint.model")
+        heads = checkpoint.dimensions.heads if checkpoint is not None and checkpoint.dimensions else None
+        return heads if heads and self.engine_shares_heads and heads % (self.number("engine.tp") or 1) else None
+
+    def is_of_heads(self, met: MetIssue) -> bool:
+        """Return whether an issue is of an engine's TP that has to change anyhow, as it does not divide the heads."""
+        leaf = self["engine.tp"].leaf
+        own = {"engine.tp", *((leaf.key.lstrip("-").replace("-", "_"),) if leaf is not None else ())}
+        return (
+            not met.unsure
+            and len(met.issue.part) == 1
+            and own >= met.issue.part.keys()
+            and self.undivided_heads is not None
+        )
 
     @property
     def penalties(self) -> list[str]:

@@ -216,13 +216,19 @@ def _compare_sizes(
         products.append(round(sum(numbers), 6) if is_sum else prod(numbers))
     part, whole, ranks = products
     whole //= ranks
-    fit = {"a divisor": whole % part == 0, "equal": part == whole}.get(issue.fits, part <= whole)
+    fit = {
+        "a divisor": whole % part == 0,
+        "a divisor of more": whole <= part or whole % part == 0,
+        "equal": part == whole,
+    }.get(issue.fits, part <= whole)
     return None if fit or not leaves else (described, leaves)
 
 
 def _name(setting: Setting, name: str) -> str:
     """Return the key that the job writes, or the name of the setting where it is computed from several."""
-    if setting.leaf is None or (name.endswith((".world", "engine.tp")) and setting.leaf.value != setting.value):
+    if setting.leaf is None or (
+        name.endswith((".world", "engine.tp", "engine.pp")) and setting.leaf.value != setting.value
+    ):
         return name
     return setting.leaf.key.lstrip("-")
 

@@ -80,6 +80,7 @@ def read_launch_script(
         raise NoLaunch(f"{name} starts {what}", hint=f"ckptcheck knows {', '.join(frameworks)}")
     words, document, framework = found
     document.launch, document.sender = tuple(word.text for word in words), words.sender
+    document.folder = script.last_folder
     read_engine_command(commands, framework, document, files.name(path))
     exports = {
         variable: Leaf(word.text, variable, word.file or files.name(path), word.line or None, word.reason)

@@ -34,6 +34,7 @@ from ckptcheck.jobs.job import Job
 )
 def check(job: Job) -> Iterator[Problem]:
     if job.moe is None:
+        job.require_read("checkpoint.model", "config.json")
         raise Skip("neither the configuration nor a checkpoint on this machine says whether the model has experts")
     fusion = job.flag("trainer.moe_permute_fusion")
     if job.moe and fusion is None:

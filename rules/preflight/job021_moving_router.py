@@ -38,6 +38,7 @@ def check(job: Job) -> Iterator[Problem]:
     if not rate.value or job.flag("trainer.router_bias") is False:
         return
     if job.moe is None:
+        job.require_read("checkpoint.model", "config.json")
         raise Skip("neither the configuration nor a checkpoint on this machine says whether the model has experts")
     if job.moe:
         yield job.problem(

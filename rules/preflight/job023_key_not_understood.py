@@ -3,7 +3,8 @@
 ## What it checks
 Keys are keys that the framework or the engine has, and hold values that it takes. A key that is almost one of them, but for a
 letter or two, is a warning, as is one at which the job stops because no version has it. It says what the program does with such a
-key where that is known: slime, miles, ROLL and TRL's own scripts drop it, SkyRL, AReaL and open-instruct stop at it.
+key where that is known: slime, ROLL and TRL's own scripts drop it, miles, SkyRL, AReaL and open-instruct stop at it, unless a
+function or a program of the user's may have added the key.
 
 Of about 150 keys that take a name all values are known, from all releases (`[values]` in the `known_issues.toml` of each framework
 and engine). A value that is almost one of them is an error where the program stops at all others, and a warning where a plugin may
@@ -25,7 +26,8 @@ Correct the spelling, or leave the key as it is.
 For keys of newer versions and of patched frameworks.
 
 ## Seen in
-slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py:195), and its flags are held against all of
+slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py:195), miles without it
+(miles/utils/arguments.py:2676), and their flags are held against all of
 Megatron's from core 0.10 to d98e8a64dd; SkyRL raises "Invalid fields"
 (`validate_dict_keys_against_dataclass`); the names of keys are those of verl 1dda039b9, NeMo-RL 7ea279abf, ROLL 8eb27cc2, prime-rl
 559b44772 and PipelineRL 58d3934, and of their releases
@@ -66,7 +68,7 @@ def check(job: Job) -> Iterator[Problem]:
                 "error" if program and unknown_key.near else "warning",
             )
             continue
-        name, near = (re.split(r"[.]|--", each)[-1].replace("-", "_") for each in (leaf.key, unknown_key.near))
+        name, near = _find_slip(leaf.key, unknown_key.near)
         is_refused = bool(unknown_key.why and program and not unknown_key.near)
         if not is_refused and (not unknown_key.near or not (program or is_slip(name, near))):
             unknown_keys.append(unknown_key)
@@ -102,6 +104,13 @@ def check(job: Job) -> Iterator[Problem]:
         line=first.line if first.file else None,
         hint="correct the spelling if it is a mistake",
     )
+
+
+def _find_slip(key: str, near: str) -> tuple[str, str]:
+    """Return (the part of a key that is misspelt, what it means): its last part, or the section that differs."""
+    own, meant = ([part.replace("-", "_") for part in re.split(r"[.]|--", each)] for each in (key, near))
+    differ = [pair for pair in zip(own, meant, strict=False) if pair[0] != pair[1]] if len(own) == len(meant) else []
+    return differ[0] if len(differ) == 1 else (own[-1], meant[-1])
 
 
 def _spell_out(unknown_key: UnknownKey) -> str:

@@ -34,6 +34,7 @@ from collections.abc import Iterator
 from math import prod
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.jobs.engine_flags import TITLES
 from ckptcheck.jobs.job import Job, NamedCheckpoint
 from ckptcheck.text.formatting import join_words
 
@@ -45,11 +46,6 @@ READS_STAGES = ("ROLL", "verl")
 
 STOPS = {"megatron": "Megatron", "dtensor": "NeMo-RL"}
 """The trainer's backend → what stops."""
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-APART = (
-    "dp_size", "data_parallel_size", "enable_dp_attention", "pp_size", "pipeline_parallel_size", "moe_dp_size", "attn_cp_size",
-)  # fmt: skip
-"""Arguments of SGLang that leave fewer ranks than GPUs to share the heads."""
 
 
 @rule(
@@ -59,7 +55,7 @@ APART = (
     on="job",
     when=lambda job: (
         any(job.text(f"{side}.backend") in STOPS for side in SIDES)
-        or (job.engine in ENGINES and job["engine.tp"].status != "unknown")
+        or (job.engine in TITLES and job["engine.tp"].status != "unknown")
     ),
 )
 def check(job: Job) -> Iterator[Problem]:
@@ -82,7 +78,13 @@ def check(job: Job) -> Iterator[Problem]:
         wrong: dict[str, str] = {}
         is_divided = any(_size(job, f"{side}.{part}") > 1 for part in ("tp", "pp", "vpp", "ep"))
         if is_divided and (checkpoint is None or checkpoint.dimensions is None):
-            why = (checkpoint.reason if checkpoint else "") or "no checkpoint is named"
+            why = (
+                "no checkpoint is named"
+                if checkpoint is None
+                else checkpoint.name_decider("config.json")
+                if checkpoint.reason
+                else "no config.json is read"
+            )
             unread.setdefault(why, []).append(f"the {side}'s")
         elif is_divided and checkpoint is not None:
             wrong = _compare_with_model(job, side, checkpoint)
@@ -108,17 +110,19 @@ def check(job: Job) -> Iterator[Problem]:
 
 def _check_engine(job: Job, unread: dict[str, list[str]]) -> Iterator[Problem]:
     """Yield a problem where an engine's ranks do not divide the model's heads. unread: gets why that is not known."""
-    tp, checkpoint = _size(job, "engine.tp"), job.checkpoints.get("checkpoint.model")
-    is_apart = job.engine == "sglang" and any(name in job.engine_arguments for name in APART)
-    if job.engine not in ENGINES or tp == 1 or checkpoint is None or is_apart:
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    if not job.engine_shares_heads or checkpoint is None:
         return
-    heads = checkpoint.dimensions.heads if checkpoint.dimensions else None
-    if heads is None:
-        unread.setdefault(checkpoint.reason or "no heads are known", []).append("the engine's")
-    elif heads % tp:
+    if checkpoint.dimensions is None or checkpoint.dimensions.heads is None:
+        why = checkpoint.name_decider("config.json") if checkpoint.reason else "no heads are known"
+        unread.setdefault(why, []).append("the engine's")
+    elif heads := job.undivided_heads:
+        also = [
+            f"; and {met.issue.says} ({met.issue.source}): {met.settings}" for met in job.issues if job.is_of_heads(met)
+        ]
         yield job.problem(
-            f"the engine has TP {tp}, which does not divide the {heads} attention heads of {checkpoint.named}:"
-            f" {ENGINES[job.engine]} stops",
+            f"the engine has TP {_size(job, 'engine.tp')}, which does not divide the {heads} attention heads of {checkpoint.named}:"
+            f" {TITLES[job.engine]} stops{''.join(also)}",
             at="engine.tp",
             hint="choose a size that divides them",
         )

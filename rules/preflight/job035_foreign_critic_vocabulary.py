@@ -42,7 +42,7 @@ def check(job: Job) -> Iterator[Problem]:
         raise Skip("the actor's checkpoint is not named")
     if critic is actor:
         return
-    if reasons := [checkpoint.reason for checkpoint in (actor, critic) if checkpoint.reason]:
+    if reasons := [checkpoint.name_decider("tokenizer.json") for checkpoint in (actor, critic) if checkpoint.reason]:
         raise Skip("; ".join(reasons))
     if actor.vocabulary is None:
         raise Skip(f"the token ids of {actor.named} are not known")

@@ -82,7 +82,7 @@ def _check_second_weight(job: Job) -> Iterator[Problem]:
     """Yield a problem where the loss multiplies the correction's weight by one of its own."""
     first, second = job.text("algorithm.weight"), job.text("algorithm.loss_weight")
     # A known issue of both says what becomes of them.
-    told = {met.leaf for met in job.issues if met.leaf is not None}
+    told = [met.leaf for met in job.issues if met.leaf is not None]  # a value may be a list, which has no hash
     if first in (None, "none") or second in (None, "none") or job["algorithm.loss_weight"].leaf in told:
         return
     cut = job.number("algorithm.weight_high")

@@ -191,7 +191,7 @@ def _set_allocation(job: Job, document: Document) -> None:
         if written is None or (part is None and not written.reason):
             continue
         values: dict[str, object] = {"name" if side == "engine" else "backend": part.backend if part else None}
-        for name, letter in SIZES.items() if side != "engine" else (("tp", "t"),):
+        for name, letter in SIZES.items() if side != "engine" else (("tp", "t"), ("pp", "p")):
             values[name] = part[letter] if part else None
         values["world"] = part.world if part else None
         for name, value in values.items():

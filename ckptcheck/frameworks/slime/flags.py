@@ -58,8 +58,13 @@ OWN = split_names("""
     wandb_host wandb_key wandb_mode wandb_project wandb_run_id wandb_team
 """)
 """slime's own flags."""
-OF_PATCH = split_names("use_gated_attention post_self_attn_layernorm post_mlp_layernorm")
-"""Those that its patch of Megatron adds: docker/patch of THUDM/slime at 624b824."""
+OF_PATCH = split_names("""
+    activation_func_clamp_shared_expert dsv4_compress_ratios dsv4_compress_rope_theta dsv4_hc_mult
+    dsv4_hc_sinkhorn_iters dsv4_n_hash_layers dsv4_o_groups dsv4_o_lora_rank dsv4_window_size
+    freeze_e_score_correction_bias moe_router_freeze_gate post_mlp_layernorm post_self_attn_layernorm
+    use_gated_attention
+""")
+"""Those that patches of Megatron add: docker/patch of THUDM/slime at 624b824, scripts of radixark/miles at 31f1ca961."""
 OF_MILES = split_names("""
     allow_partial_train_step async_data_buffer_capacity_factor async_max_concurrent_samples
     async_unused_samples_handler chat_template_path check_lora_weight_equal
@@ -68,7 +73,9 @@ OF_MILES = split_names("""
     ci_ft_test_actions ci_inject_rollout_data_min_match_ratio ci_inject_rollout_data_path
     ci_inject_rollout_data_start_rollout_id ci_metric_checker_key ci_metric_checker_threshold ci_save_model_hash
     control_server_port critic_load critic_lr critic_lr_warmup_iters critic_num_gpus_per_node critic_num_nodes
-    critic_save custom_async_data_buffer_path custom_megatron_post_save_hook_path debug_deterministic_collective
+    critic_save custom_async_data_buffer_path custom_megatron_post_save_hook_path dashboard_flush_interval
+    dashboard_forward_prometheus dashboard_gpu_sample_interval dashboard_sglang_metrics
+    dashboard_sglang_scrape_interval dashboard_sglang_scrape_mode debug_deterministic_collective
     debug_disable_optimizer debug_exit_after_rollout debug_skip_weight_update delay_split_train_data_by_dp
     disable_rollout_trim_samples dsa_attention_backend dumper_dir dumper_enable dumper_fwd_bwd dumper_fwd_only
     dumper_inference dumper_source_patcher_config_inference dumper_source_patcher_config_train enable_event_analyzer
@@ -94,10 +101,26 @@ OF_MILES = split_names("""
     session_sample_picker_path session_sample_postprocessor_path session_server_ip session_server_port
     skip_actor_forward_only stream_optimizer_state_moment_dtype stream_optimizer_state_to_disk target_modules
     tito_model train_memory_margin_bytes true_on_policy_mode update_weight_transfer_mode
-    use_dynamic_global_batch_size use_indexer_replay use_miles_router use_mlflow use_prometheus
+    use_dynamic_global_batch_size use_indexer_replay use_miles_dashboard use_miles_router use_mlflow use_prometheus
     use_rollout_indexer_replay use_session_server witness_buffer_size
 """)
 """The flags that miles has beside slime's: ``miles/utils/arguments.py`` of radixark/miles at 31f1ca961."""
+OLDER = split_names("""
+    agent_rollout_buffer_url buffer_read_function_path buffer_write_function_path critic_config_path
+    critic_train_only custom_delta_pre_push_path custom_delta_pre_read_path disable_recompute_loss_function
+    disable_weights_backuper diversity_sampling_filter_path enable_off_policy_correction experimental_offload
+    int4_params_rollout miles_router_enable_token_input_for_chat_completions miles_router_middleware_paths num_proc
+    off_policy_correction_clip_threshold offload_old_actor offload_ref offload_train_mode
+    over_sampling_filter_input_size over_sampling_filter_path partial_rollout_filter_path
+    partial_rollout_min_response_length partial_rollout_min_tokens partial_rollout_mix_ratio ref_micro_batch_size
+    rollout_num_gpus_per_node sampling_batch_size skip_warmup slime_router_health_check_failure_threshold
+    slime_router_max_connections slime_router_middleware_paths slime_router_timeout tito_allowed_append_roles
+    update_rollout_weights_interval update_weight_delta_dir update_weight_delta_keep_files update_weight_encoding
+    use_hf_config_for_megatron use_http2 use_slime_router use_token_output
+""")
+"""Those that only older commits of ``utils/arguments.py`` of both have: a job of such a version may write them."""
+PREFIXES = ("sglang_", "router_", "eval_sglang_", "trainer_heartbeat_checker_")
+"""Begin the flags that both take from SGLang's servers and router, and miles from a class of its own."""
 
 
 class MegatronFlags(msgspec.Struct, frozen=True):
@@ -121,7 +144,7 @@ def load_megatron_flags() -> MegatronFlags:
 @cache
 def list_known_flags() -> frozenset[str]:
     """Return the names of all flags of slime, miles and Megatron."""
-    return OWN | OF_PATCH | OF_MILES | load_megatron_flags().names
+    return OWN | OF_PATCH | OF_MILES | OLDER | load_megatron_flags().names
 
 
 def find_meant_flag(name: str) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag, list_known_flags, load_megatron_flags
+from ckptcheck.frameworks.slime.flags import OWN, PREFIXES, find_meant_flag, list_known_flags, load_megatron_flags
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
@@ -101,7 +101,9 @@ SOURCES = {
     "save.interval": FieldSource(("save_interval",)),
     "save.directory": FieldSource(("save",)),
 }
-OWN_PROGRAM = re.compile(r"(^|[\s/])train(_async)?\.py\b")
+OWN_PROGRAM = re.compile(r"(^|[\s/])train(_async|_multi_lora_async)?\.py\b")
+ADDS_FLAGS = ("rollout_function_path", "custom_generate_function_path")
+"""Name functions of the user's that may have an ``add_arguments``, which miles calls with its parser."""
 MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
 IN_MODEL_SCRIPT = (
     "trainer.moe", "trainer.mla", "trainer.moe_permute_fusion", "trainer.attention_backend", "trainer.attention_dropout",
@@ -124,22 +126,21 @@ def _finish(job: Job, document: Document) -> None:
     apply_engine_arguments(
         job, "sglang", engine, beside=frozenset(("router_ip", "router_port", "server_concurrency", "router_policy"))
     )
+    # slime's parser drops a flag that it does not know; that of miles stops.
+    stops, drops = ("", SLIME) if job.framework == SLIME else (job.framework, "")
+    date = load_megatron_flags().date
     for name, leaf in document.leaves.items():
         # argparse knows each flag in one spelling, with dashes
         is_other_spelling = name in OWN and leaf.key.startswith("--") and "_" in leaf.key
         meant = name if is_other_spelling else find_meant_flag(name)
-        if not name.startswith("sglang_") and meant:
+        if not name.startswith(PREFIXES) and meant:
             near = f"--{meant.replace('_', '-')}"
-            # slime's parser drops a flag that it does not know; that of miles stops.
-            stops, drops = ("", SLIME) if job.framework == SLIME else (job.framework, "")
             job.unknown_keys.append(UnknownKey(leaf, near=near, dropped_by=drops, refused_by=stops))
-        elif _is_dropped(job, document, name):
-            why = (
-                f"neither slime nor Megatron to {load_megatron_flags().date} has it, and slime drops it without a word"
-            )
-            job.unknown_keys.append(UnknownKey(leaf, why, dropped_by=SLIME))
-    if job.framework == SLIME:
-        job.keys_left = f"with the names of slime's flags and Megatron's to {load_megatron_flags().date}"
+        elif _is_unknown(job, document, name):
+            end = "drops it without a word" if drops else "stops at it"
+            why = f"neither {job.framework} nor Megatron to {date} has it, and {job.framework} {end}"
+            job.unknown_keys.append(UnknownKey(leaf, why, dropped_by=drops, refused_by=stops))
+    job.keys_left = f"with the names of the flags of {job.framework} and Megatron to {date}"
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
@@ -201,12 +202,13 @@ def _finish(job: Job, document: Document) -> None:
     )
 
 
-def _is_dropped(job: Job, document: Document, name: str) -> bool:
-    """Return whether slime's own program drops a flag; another may add flags to its parser."""
+def _is_unknown(job: Job, document: Document, name: str) -> bool:
+    """Return whether neither the own program of slime or miles nor a function that the job names can add a flag."""
     return (
-        job.framework == SLIME
-        and OWN_PROGRAM.search(document.script) is not None
-        and not name.startswith("sglang_")
+        OWN_PROGRAM.search(document.script) is not None
+        and job.text("trainer.backend") == "megatron"
+        and (job.framework == SLIME or not any(document.has(key) for key in ADDS_FLAGS))
+        and not name.startswith(PREFIXES)
         and not {name, name.removeprefix("no_")} & list_known_flags()
     )
 
@@ -263,7 +265,8 @@ def _set_router_replay(job: Job, document: Document) -> None:
 def _fork(document: Document, folder: Path) -> str:
     """Return miles if the job names it or lies in its checkout. folder: the job's."""
     texts = (
-        document.script,
+        document.folder,
+        *document.launch,
         *(str(leaf.value) for leaf in document.leaves.values()),
         *(str(leaf.value) for leaf in document.environment.values()),
     )

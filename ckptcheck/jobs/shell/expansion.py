@@ -57,6 +57,8 @@ class Script:
     """Each sourced file that is not there, and at which the script stops (``set -e``), with its sentence in `missing`."""
     folder: str | None = ""
     """The folder to which the script changed (``cd``); None where that is not known, "" where it did not."""
+    last_folder: str = ""
+    """The last folder to which the script changed, as it writes it."""
     stops_on_error: bool = False
     """Whether the script stops at a command that fails."""
     program: str = ""

@@ -421,6 +421,7 @@ class _Reader(Expansion):
         elif name in ("cd", "pushd", "popd") and runs is not False:
             target = os.path.join(self.script.folder or "", expand_home(words[-1].text))
             is_known = runs and len(words) > 1 and not words[-1].reason and os.path.isabs(target)
+            self.script.last_folder = words[-1].text
             # A folder that is not here is one of another machine.
             self.script.folder = target if is_known and os.path.isdir(target) else None
         elif name == "shift" and runs is not False:

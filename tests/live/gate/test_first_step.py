@@ -195,7 +195,8 @@ def test_a_real_job_of_verl_with_vllm(fault: str, tmp_path: Path) -> None:
     variables = dict(launch.command_of("verl_grpo")[1]) | verl_grpo.VARIABLES
     variables |= {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "VERL_GRPO_FAULTS": fault}
     outcome = gate(tmp_path, "run.sh", *ASKED, **variables)
-    assert [finding["code"] for finding in outcome.report["findings"]] == (["HIS001"] if fault else []), outcome.report
+    found = {finding["code"]: finding["severity"] for finding in outcome.report["findings"]}
+    assert found == ({"HIS001": "error", "HIS024": "info"} if fault else {}), outcome.report
     assert outcome.code == (1 if fault else 0)
     own = next(section for section in outcome.report["sections"] if section["title"] == "The job's own first step")
     assert [row[0] for row in own["rows"]] == ["actor/pg_loss", "actor/grad_norm", "rollout_corr/k3_kl"]
