@@ -157,7 +157,11 @@ def apply_engine_arguments(
             argument, resolved = argument[3:], ResolvedValue(False, resolved.leaf, resolved.reason)
         if argument in beside:
             continue
-        if argument not in switches | valued | DEPRECATED_ARGUMENTS[engine]:
+        known = switches | valued | DEPRECATED_ARGUMENTS[engine]
+        if argument not in known and (resolved.leaf.key.startswith("--") or "-" in written):
+            begun = [name for name in known if name.startswith(argument)]
+            argument = begun[0] if len(begun) == 1 else argument  # argparse takes the beginning of one flag for it
+        if argument not in known:
             near, key = find_closest_name(argument, switches | valued), resolved.leaf.key
             if near and key.startswith("--"):
                 # The flag as the job would write it: with what its framework puts before it, and with its dashes.
