@@ -9,7 +9,8 @@
   ModelOpt, GPTQ, AWQ, DeepSeek's blocks and bitsandbytes. Other formats are reported as not compared (exit 2).
 - Smoothing (AWQ, SmoothQuant) divides a norm, or the outputs of `up_proj` or `v_proj`, and multiplies the columns of the
   matrices that read them: the dense weight is scaled likewise before it is compared. Once that is undone, a smoothed weight
-  may be at most 35 % off the dense one; AWQ's search stays below 18 % with 4 bits.
+  may be at most 35 % off the dense one; AWQ's search stays below 18 % with 4 bits. A norm that was left as it was, though all
+  matrices that read it were scaled alike, is named.
 - Where a weight holds another tensor of the checkpoint (gate for up, one expert for another), the message says which.
 
 ## Why it matters
@@ -43,7 +44,21 @@ def check(comparison: Comparison) -> Iterator[Problem]:
     groups: dict[bool, list[str]] = {}
     worst: dict[bool, tuple[float, float, float]] = {}
     overdone: dict[str, QuantizedDistance] = {}
+    undivided = comparison.value_differences.undivided
+    scaled = [name for norm in undivided.values() for name in norm.readers]
+    if undivided:
+        low, high = min(norm.span[0] for norm in undivided.values()), max(norm.span[1] for norm in undivided.values())
+        yield Problem(
+            f"{count(len(undivided), 'norm is', 'norms are')} as before ({group_names(undivided)}), and all "
+            f"{count(len(scaled), 'matrix that reads', 'matrices that read')} {'it' if len(undivided) == 1 else 'them'} had "
+            f"the columns multiplied by {low:.2g} to {high:.2g}: {group_names(scaled)}",
+            key=next(iter(undivided)),
+            names=(*undivided, *scaled),
+            hint="divide each norm by the factors of its columns, as AWQ and SmoothQuant do; or quantize again",
+        )
     for pair, distance, came_first in comparison.value_differences.quantized:
+        if pair.name in scaled:
+            continue
         if distance.is_overdone and not distance.not_finite:
             overdone[pair.name] = distance
         elif distance.is_mismatch(came_first=came_first):

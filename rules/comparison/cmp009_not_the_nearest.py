@@ -8,8 +8,7 @@ dense ones than rounding explains.
 Rounding to the nearest number would be closer. The scale may belong to another tensor, or the groups may be shifted by one.
 
 ## How to fix
-Nothing, if the weights were calibrated. Otherwise quantize again. Where all matrices that read one norm are listed, and no others,
-smoothing may have scaled their columns and left the norm as it was.
+Nothing, if the weights were calibrated. Otherwise quantize again. (Where smoothing scaled the columns, CMP007 says so.)
 
 ## When it can be wrong
 GPTQ and similar methods choose other numbers on purpose. Their checkpoints have this warning on every weight.
@@ -28,10 +27,11 @@ from ckptcheck.text.formatting import count
 
 @rule("CMP009", "not-the-nearest", severity="warning", on="comparison")
 def check(comparison: Comparison) -> Iterator[Problem]:
+    scaled = {name for norm in comparison.value_differences.undivided.values() for name in norm.readers}
     distances = [
         (pair.name, distance)
         for pair, distance, came_first in comparison.value_differences.quantized
-        if distance.beyond and not distance.is_different_weight and not came_first
+        if distance.beyond and not distance.is_different_weight and not came_first and pair.name not in scaled
     ]
     if distances:
         names = [name for name, _ in distances]
@@ -45,6 +45,5 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{max(distance.steps for _, distance in distances):.3g} steps at most",
             key=names[0],
             names=tuple(names),
-            hint="quantize again, unless the weights were calibrated (GPTQ); if they are all the matrices that read one norm, see "
-            "whether smoothing (AWQ) scaled their columns and left the norm",
+            hint="quantize again, unless the weights were calibrated (GPTQ)",
         )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
     from ckptcheck.compare.matching.rotation import Rotation
-    from ckptcheck.compare.matching.smoothing import Smoothing
+    from ckptcheck.compare.matching.smoothing import Smoothing, UndividedNorm
     from ckptcheck.compare.matching.tensor_files import TensorFiles
     from ckptcheck.linter.report import Section
 
@@ -59,6 +59,8 @@ class ValueDifferences(msgspec.Struct):
     half_smoothed: dict[str, list[str]] = msgspec.field(default_factory=dict)
     # Norms whose weight was scaled, and whose readers all undo it.
     smoothed: list[str] = msgspec.field(default_factory=list)
+    # Norm that was not scaled → the readers whose columns all were.
+    undivided: dict[str, UndividedNorm] = msgspec.field(default_factory=dict)
     # Matrices whose rows were scaled, which the columns of the matrix that reads their outputs undo.
     scaled_outputs: list[str] = msgspec.field(default_factory=list)
     # Where the residual stream is rotated: the matrices that follow, and those that do not → why.
@@ -272,6 +274,7 @@ class Comparison(EvidenceDefaults):
                 differences.unread[error.file] = error.reason
             differences.smoothed, differences.half_smoothed = smoothing.consistent, smoothing.broken
             differences.scaled_outputs = smoothing.scaled_outputs
+            differences.undivided = self._find_undivided((ours, theirs), differences, smoothing)
             differences.different = [one for one in differences.different if one[0].name not in smoothing.explained]
             for file in (*ours.list_changed(), *theirs.list_changed()):
                 differences.unread[file] = "it was written to while ckptcheck read it"
@@ -306,6 +309,26 @@ class Comparison(EvidenceDefaults):
                 pairs, smoothing.columns, files, config.integer("num_key_value_heads") if config is not None else None
             )
         return smoothing
+
+    def _find_undivided(
+        self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences, smoothing: Smoothing
+    ) -> dict[str, UndividedNorm]:
+        """Return the norms that smoothing left as they were. The comparison itself reports what cannot be read."""
+        from ckptcheck.compare.bridge.tensor_layout import LayoutError
+        from ckptcheck.compare.matching.smoothing import find_undivided_norms, iter_norm_readers
+        from ckptcheck.compare.matching.tensor_files import UnreadableFile
+
+        far = {
+            pair.name: distance.beyond
+            for pair, distance, came_first in differences.quantized
+            if distance.beyond and not came_first and not distance.is_smoothed and not distance.not_finite
+        }
+        changed = {norm.pair.name for norm in smoothing.norms}
+        pairs = [pair for pair, _ in self._classified.plain] + self._classified.quantized
+        with suppress(UnreadableFile, IndexError, ValueError, LayoutError):
+            norms = iter_norm_readers(pairs, head=self.first.head, is_tied=self.first.tied is not False) if far else ()
+            return find_undivided_norms((norm for norm in norms if norm[0].name not in changed), far, files)
+        return {}
 
     def _find_rotation(self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences) -> Rotation | None:
         """Return what follows a rotation of the embedding; None if that does not differ, or not by a rotation."""

@@ -50,6 +50,8 @@ NOISE = 0.05
 """Factor of a row, less one, that rounding to few bits cannot make: 4 bits and 64 columns leave a hundredth."""
 ESTIMATE_SLACK = 1 / 16
 """Relative error of a number where the factors are estimated from numbers of 4 bits: four deviations with 64 columns."""
+ALIKE = 0.75
+"""Share of the columns whose factors are the same in all matrices that read a norm: those of small columns have few steps."""
 ROUNDING = {"F64": 2.0**-21, "F32": 2.0**-21, "F16": 2.0**-9, "BF16": 2.0**-6}
 """Relative difference of norm × column that four roundings explain: of both numbers of the product on both sides."""
 
@@ -61,6 +63,14 @@ class SmoothedNorm(msgspec.Struct, frozen=True):
     # The first side's weight divided by the second's: the factor of the columns.
     scales: NDArray[np.float64]
     readers: tuple[TensorPair, ...]
+
+
+class UndividedNorm(msgspec.Struct, frozen=True):
+    """A norm that is as before, though the columns of all matrices that read it were multiplied."""
+
+    # The smallest and the largest factor of a column.
+    span: tuple[float, float]
+    readers: list[str]
 
 
 class Smoothing(msgspec.Struct):
@@ -195,6 +205,58 @@ def iter_norm_readers(
             continue
         if readers:
             yield pair, readers
+
+
+def find_undivided_norms(
+    norms: Iterable[tuple[TensorPair, tuple[TensorPair, ...]]],
+    far: Mapping[str, int],
+    files: tuple[TensorFiles, TensorFiles],
+) -> dict[str, UndividedNorm]:
+    """Return the norms that smoothing should have divided: all their readers have the same columns multiplied, and they do not.
+
+    Args:
+        norms: those that did not change, and the matrices that read them.
+        far: quantized matrix → its numbers that are farther from the dense ones than rounding explains.
+        files: of the first side, which is dense, and of the second.
+
+    Raises as `compare_quantized_pair`.
+    """
+    found = {}
+    for pair, readers in norms:
+        if len(readers) < 2 or not all(reader.name in far for reader in readers):
+            continue
+        own = [_estimate_columns(reader, files) for reader in readers]
+        factors = np.median(own, axis=0)
+        agrees = (np.abs(own / factors - 1) <= ESTIMATE_SLACK).mean(1) >= ALIKE
+        if not agrees.all() or not (np.abs(factors - 1) > NOISE).mean() > NOISE:
+            continue
+        scaling = Scaling(factors, slack=2 * ESTIMATE_SLACK)
+        again = [compare_quantized_pair(reader, *files, scaling) for reader in readers]
+        if all(
+            isinstance(one, QuantizedDistance) and one.is_smoothed and 4 * one.beyond <= far[reader.name]
+            for reader, one in zip(readers, again, strict=True)
+        ):
+            span = float(factors.min()), float(factors.max())
+            found[pair.name] = UndividedNorm(span, [reader.name for reader in readers])
+    return found
+
+
+def _estimate_columns(pair: TensorPair, files: tuple[TensorFiles, TensorFiles]) -> NDArray[np.float64]:
+    """Return the factor of each column of the second side, by least squares; NaN for a dtype without real numbers."""
+    products, squares = np.zeros((2, pair.first.shape[1]))
+    step = max(1, CHUNK_ELEMENTS // pair.first.shape[1])
+    for begin in range(0, pair.first.shape[0], step):
+        end = min(begin + step, pair.first.shape[0])
+        ours, theirs = (
+            read_rows(side, file, begin, end) for side, file in zip((pair.first, pair.second), files, strict=True)
+        )
+        if ours is None or theirs is None:
+            return np.full_like(squares, np.nan)
+        with np.errstate(all="ignore"):
+            products += (ours * theirs).sum(0)
+            squares += (ours * ours).sum(0)
+    with np.errstate(all="ignore"):
+        return np.where(squares == 0, 1.0, products / squares)
 
 
 def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair]) -> Iterator[TensorPair]:

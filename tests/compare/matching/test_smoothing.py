@@ -110,6 +110,31 @@ def test_a_norm_that_no_reader_undoes_stays_a_difference(tmp_path: Path, quantiz
     assert "undo" not in message
 
 
+@pytest.mark.parametrize("spread", [1.5, 3.0, 10.0])
+def test_a_norm_that_is_not_divided_is_named(tmp_path: Path, spread: float) -> None:
+    first, smoothed = write(tmp_path / "dense", dense()), smooth(dense(), spread)
+    name = f"{LAYER}input_layernorm.weight"
+    smoothed[name] = dense()[name]
+    second = write(tmp_path / "smoothed", *quantize(smoothed))
+    [(code, message)] = found(diff(first, second))
+    assert code == "CMP007"
+    assert message.startswith(
+        f"1 norm is as before ({name}), and all 3 matrices that read it had the columns multiplied by 0."
+    )
+    assert message.endswith(", ".join(f"{LAYER}{reader}.weight" for reader in sorted(ATTENTION)))
+
+
+def test_readers_that_are_scaled_in_unlike_ways_blame_no_norm(tmp_path: Path) -> None:
+    first, other = write(tmp_path / "dense", dense()), dense()
+    random = np.random.default_rng(2)
+    for reader in ATTENTION:
+        other[f"{LAYER}{reader}.weight"] = (
+            dense()[f"{LAYER}{reader}.weight"] * 3.0 ** (random.random(HIDDEN) - 0.5)
+        ).astype(np.float16)
+    second = write(tmp_path / "other", *quantize(other))
+    assert not any("norm" in message for _, message in found(diff(first, second)))
+
+
 def test_overdone_smoothing_is_named(tmp_path: Path) -> None:
     first = write(tmp_path / "dense", dense())
     second = write(tmp_path / "smoothed", *quantize(smooth(dense(), 25.0)))
