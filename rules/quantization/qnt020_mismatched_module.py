@@ -35,7 +35,8 @@ this version of ckptcheck has not looked at, or has not built, is not known: the
 of an architecture that was never built, it judges those of the language model's layers, and those that an entry ignores under the
 names to which the engine's class renames the stored ones (`re:visual.*` in vLLM for `model.visual`), or as a part that sees or
 hears with anything in front (`re:.*vision_tower.*`).
-Of SGLang, no model that sees or hears beside its language model is recorded as built yet.
+Of the models that see or hear beside a language model, those are recorded for SGLang whose class names what it renames (Qwen2-VL,
+Qwen2.5-VL, Qwen3-VL and its experts); the others rename while they load, which `--dry-load sglang` follows.
 
 ## Seen in
 vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), vllm-project/vllm (Qwen3-MoE's gate not in `ignore`),
