@@ -287,12 +287,17 @@ class Job(EvidenceDefaults):
         return self.problem_at(self[at].leaf, message, hint, severity)
 
     def problem_at(
-        self, leaf: Leaf | None, message: str, hint: str | None = None, severity: Severity | None = None
+        self,
+        leaf: Leaf | None,
+        message: str,
+        hint: str | None = None,
+        severity: Severity | None = None,
+        follows: tuple[str, ...] = (),
     ) -> Problem:
-        """Make a problem at the place of a leaf. severity: None for the rule's."""
-        if leaf is None or leaf.file is None:
-            return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint, severity=severity)
-        return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line, severity=severity)
+        """Make a problem at the place of a leaf. severity: None for the rule's; follows: as of `Problem`."""
+        file, line = (leaf.file, leaf.line) if leaf is not None and leaf.file is not None else (None, None)
+        key = leaf.key if leaf is not None else None
+        return Problem(message, file=file, key=key, hint=hint, line=line, severity=severity, follows=follows)
 
     @property
     def engine_shares_heads(self) -> bool:

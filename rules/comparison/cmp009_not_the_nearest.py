@@ -27,7 +27,7 @@ from ckptcheck.text.formatting import count
 
 @rule("CMP009", "not-the-nearest", severity="warning", on="comparison")
 def check(comparison: Comparison) -> Iterator[Problem]:
-    scaled = {name for norm in comparison.value_differences.undivided.values() for name in norm.readers}
+    scaled = comparison.value_differences.read_undivided
     distances = [
         (pair.name, distance)
         for pair, distance, came_first in comparison.value_differences.quantized

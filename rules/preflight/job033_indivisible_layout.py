@@ -117,12 +117,9 @@ def _check_engine(job: Job, unread: dict[str, list[str]]) -> Iterator[Problem]:
         why = checkpoint.name_decider("config.json") if checkpoint.reason else "no heads are known"
         unread.setdefault(why, []).append("the engine's")
     elif heads := job.undivided_heads:
-        also = [
-            f"; and {met.issue.says} ({met.issue.source}): {met.settings}" for met in job.issues if job.is_of_heads(met)
-        ]
         yield job.problem(
             f"the engine has TP {_size(job, 'engine.tp')}, which does not divide the {heads} attention heads of {checkpoint.named}:"
-            f" {TITLES[job.engine]} stops{''.join(also)}",
+            f" {TITLES[job.engine]} stops",
             at="engine.tp",
             hint="choose a size that divides them",
         )

@@ -38,8 +38,6 @@ from ckptcheck.jobs.job import Job
 def check(job: Job) -> Iterator[Problem]:
     unsure = []
     for met in job.issues:
-        if job.is_of_heads(met):
-            continue  # JOB033 says it of the same size
         issue = met.issue
         settings = f": {met.settings}" if met.settings else ""
         if met.unsure:
@@ -54,6 +52,7 @@ def check(job: Job) -> Iterator[Problem]:
             f"{issue.says} ({met.span}, {issue.source}){settings}",
             hint=", or ".join(hints) or "change one of these settings",
             severity=issue.severity,
+            follows=("JOB033",) if job.is_of_heads(met) else (),
         )
     if unsure:
         raise Skip("; ".join(unsure))

@@ -407,3 +407,15 @@ def test_a_variable_that_no_file_of_the_job_names_is_said(tmp_path: Path) -> Non
     assert job.unnamed == ("2", "MODELL")
     assert "MODELL: no file of the job names it" in str(job.reading["given"])
     assert "given" not in open_job([str(script)], environment={"MODEL": "org/model"}, scan=False).reading
+
+
+def test_what_follows_from_a_size_of_the_engine_is_an_info(tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(CHECKPOINTS / "tiny-llama")
+    (tmp_path / "run.sh").write_text(
+        "python3 train.py --hf-checkpoint model --rollout-batch-size 8 --attention-dropout 0.0 --hidden-dropout 0.0 \\\n"
+        "    --rollout-num-gpus 8 --rollout-num-gpus-per-engine 3\n",
+        encoding="utf-8",
+    )
+    findings = preflight(str(tmp_path / "run.sh")).findings
+    assert [(each.severity, each.code) for each in findings] == [("error", "JOB033"), ("info", "JOB060")]
+    assert findings[1].hint == "mend what JOB033 names"

@@ -67,6 +67,11 @@ class ValueDifferences(msgspec.Struct):
     rotated: list[str] = msgspec.field(default_factory=list)
     unrotated: dict[str, str] = msgspec.field(default_factory=dict)
 
+    @property
+    def read_undivided(self) -> frozenset[str]:
+        """The matrices that read a norm which smoothing left as it was."""
+        return frozenset(name for norm in self.undivided.values() for name in norm.readers)
+
     def describe_unrotated(self) -> list[tuple[str, list[str]]]:
         """Return why matrices do not follow the rotation of the others, and which."""
         reasons: dict[str, list[str]] = {}
