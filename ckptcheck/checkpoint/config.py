@@ -7,9 +7,10 @@ then at the top level.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.resolved_config import LANGUAGE_PARTS, ResolvedConfig, resolve_config
@@ -51,12 +52,11 @@ MAX_COUNT = 2**40
 """Larger than any size or count. Products of numbers up to it are quick to compute; products of 400 digits are not."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(msgspec.Struct, frozen=True, dict=True):
     """A JSON object of settings."""
 
     file: str
-    value: dict[str, Any] = field(default_factory=dict, repr=False)
+    value: dict[str, Any] = {}
     """The parsed object; {} where the file could not be parsed."""
     defects: tuple[Defect, ...] = ()
     readable: bool = False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -53,14 +52,13 @@ class UnfitTensor(EvidenceError, SkipForDamage):
     """The values of a tensor were asked for, and its file does not hold it as the header says. In a rule it is a skip."""
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True, dict=True):
     """One safetensors file: its tensors, its `__metadata__` and its defects."""
 
     name: str
     size: int
     """Size of the file in bytes."""
-    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] | None = None
     """`__metadata__`; None where the header has none."""
     data_start: int = 0
@@ -68,7 +66,7 @@ class Shard:
     defects: tuple[Defect, ...] = ()
     readable: bool = False
     """Whether the header and every entry in it could be parsed, so that `tensors` is complete (defects may remain)."""
-    unfit: dict[str, str] = field(default_factory=dict, repr=False)
+    unfit: dict[str, str] = {}
     """Tensor → why its values cannot be read, for the result of `tiling.find_unfit`: nothing reads the bytes of these."""
 
     @property

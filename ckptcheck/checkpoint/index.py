@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.source import Source, read_document
@@ -28,14 +28,13 @@ class _Plain(msgspec.Struct, Generic[File]):
 _DECODER = msgspec.json.Decoder(_Plain[str])
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(msgspec.Struct, frozen=True, dict=True):
     """The index of a sharded checkpoint."""
 
     file: str
-    weight_map: Mapping[str, str] = field(default_factory=dict, repr=False)
+    weight_map: Mapping[str, str] = {}
     """Tensor → name of the file that holds it."""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = {}
     """The `metadata` object, such as total_size (bytes)."""
     defects: tuple[Defect, ...] = ()
     readable: bool = False
@@ -48,7 +47,7 @@ class Index:
 
     def use_headers(self, names: Mapping[str, Collection[str]]) -> None:
         """Forget the names, which headers hold too: they take 150 bytes a tensor. names: file → its tensors, as here."""
-        object.__setattr__(self, "weight_map", _NamesOfHeaders(names))
+        structs.force_setattr(self, "weight_map", _NamesOfHeaders(names))
 
 
 class _NamesOfHeaders(Mapping[str, str]):

@@ -163,6 +163,10 @@ class Folder:
         """Read up to `length` bytes; never through a link that leads out of the target."""
         return read_listed(self.files[name], start, length)
 
+    def open(self, name: str) -> int:
+        """Return a descriptor of a file as it was listed, which the caller closes. Raises OSError as `read` does."""
+        return _open_listed(self.files[name])
+
 
 def read_document(source: Source, name: str, most: int, *, is_text: bool = True) -> bytes:
     """Return up to `most` bytes of a file that is parsed, as `read_to_parse` reads it: a parser refuses what ends at a hole.
@@ -182,11 +186,8 @@ def read_document(source: Source, name: str, most: int, *, is_text: bool = True)
 
 def read_listed(listed: File, start: int, length: int) -> bytes:
     """Read up to `length` bytes of a file on this disk as it was listed. Raises OSError."""
-    if listed.outside_link is not None:
-        raise PermissionError(f"it is a link to {listed.outside_link}, and was not followed")
-    file = open_regular_file(listed.path)
+    file = _open_listed(listed)
     try:
-        _require_same(listed, os.fstat(file))
         parts = []
         while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
             parts.append(part)
@@ -194,6 +195,18 @@ def read_listed(listed: File, start: int, length: int) -> bytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
     finally:
         os.close(file)
+
+
+def _open_listed(listed: File) -> int:
+    if listed.outside_link is not None:
+        raise PermissionError(f"it is a link to {listed.outside_link}, and was not followed")
+    file = open_regular_file(listed.path)
+    try:
+        _require_same(listed, os.fstat(file))
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def _require_same(listed: File, opened: os.stat_result) -> None:

@@ -11,7 +11,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -47,13 +46,12 @@ class ArchiveRecord(msgspec.Struct, frozen=True):
     """Whether its bytes have another CRC-32; None if they were not read with the directory."""
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(msgspec.Struct, frozen=True, dict=True):
     """The directory and the pickle of a torch.save archive."""
 
-    records: dict[str, ArchiveRecord] = field(repr=False)
+    records: dict[str, ArchiveRecord]
     """Name without the archive's prefix → record."""
-    pickle: bytes = field(repr=False)
+    pickle: bytes
     """The bytes of data.pkl."""
     big_endian: bool = False
     """Whether the record `byteorder` says big-endian."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
@@ -56,14 +56,13 @@ class TensorIdentity(msgspec.Struct, frozen=True):
     digest: str
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """The name of a set of weights, and what it was computed from."""
 
     target: str
-    tensors: Mapping[str, TensorIdentity] = field(repr=False)
+    tensors: Mapping[str, TensorIdentity]
     """Plain name → tensor, sorted by name."""
-    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+    left_out: Mapping[str, str] = {}
     """Name → why the tensor is no part of the identity: a tied head, a buffer, the state of the optimizer."""
     names: str = "Hugging Face"
     """Whose names the tensors have. Identities can only be equal under the same names."""
@@ -217,15 +216,14 @@ def _sum_tensors(
     return sums, unlike
 
 
-@dataclass(frozen=True)
-class IdentityPlan:
+class IdentityPlan(msgspec.Struct, frozen=True):
     """The tensors of a set under their plain names, and where their elements lie. Planning reads no element."""
 
     side: ComparisonSide
     table: FamilyTable | None
-    layouts: Mapping[str, TensorLayout] = field(repr=False)
+    layouts: Mapping[str, TensorLayout]
     """Plain name → location of the tensor."""
-    copies: tuple[Mapping[str, TensorLayout], ...] = field(default=(), repr=False)
+    copies: tuple[Mapping[str, TensorLayout], ...] = ()
     """The same for the parts that further ranks hold as copies; a copy has to be equal."""
 
     @property
@@ -347,13 +345,12 @@ def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str,
 # --- in the same pass over the bytes as the digests of a manifest ---
 
 
-@dataclass(frozen=True)
-class StreamPlan:
+class StreamPlan(msgspec.Struct, frozen=True):
     """The plain tensors of a set, and where their elements lie in the streams of its stored tensors."""
 
     identity: IdentityPlan
     # Stream → the parts of it that belong to plain tensors. The streams have the names of `values.tensor_stream`.
-    parts: Mapping[str, list[TensorPart]] = field(repr=False)
+    parts: Mapping[str, list[TensorPart]]
 
 
 def plan_stream_identity(ckpt: Checkpoint | Megatron, reference: Checkpoint | Megatron | None = None) -> StreamPlan:
@@ -366,7 +363,7 @@ def plan_stream_identity(ckpt: Checkpoint | Megatron, reference: Checkpoint | Me
             name: TensorLayout.contiguous(each.dtype, each.itemsize, each.shape, name, 0)
             for name, each in side.stored.items()
         }
-        side = replace(side, stored=whole)
+        side = structs.replace(side, stored=whole)
     plan = plan_identity(side, reference)
     parts: dict[str, list[TensorPart]] = {}
     for name, layout in plan.layouts.items():

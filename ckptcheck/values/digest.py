@@ -61,8 +61,12 @@ class TensorDigests(msgspec.Struct, frozen=True):
         stream = self.streams[unit]
         parts = PartSums(self.parts.get(unit, ()), stream.nbytes)
         try:
-            for block in stream.blocks():
-                parts.add(block)
+            whole = stream.sum_all() if parts.are_whole and stream.sum_all is not None else None
+            if whole is not None:
+                parts.whole = whole
+            else:
+                for block in stream.blocks():
+                    parts.add(block)
         except BrokenTensor as error:
             return DigestResult(broken=error.message)
         except EvidenceError as error:

@@ -103,7 +103,8 @@ class PartSums:
     def __init__(self, parts: Iterable[TensorPart], nbytes: int) -> None:
         """Name the parts of a stream of `nbytes` bytes."""
         self._parts = tuple(parts)
-        self._is_one = len(self._parts) == 1 and self._parts[0].is_all_of(nbytes)
+        self.are_whole = len(self._parts) < 2 and all(part.is_all_of(nbytes) for part in self._parts)
+        """Whether the one part is the whole stream, or there is none: then `whole` is all that is summed."""
         self._at = 0
         self._carried = b""
         self._sums: dict[str, Sums] = {part.tensor: (0, 0) for part in self._parts}
@@ -112,7 +113,7 @@ class PartSums:
     @property
     def sums(self) -> dict[str, Sums]:
         """Tensor → the addition of its parts to its two sums."""
-        return dict.fromkeys(self._sums, self.whole) if self._is_one else self._sums
+        return dict.fromkeys(self._sums, self.whole) if self.are_whole else self._sums
 
     def add(self, block: bytes) -> None:
         """Add the next bytes of the stream."""
@@ -121,9 +122,9 @@ class PartSums:
         self.whole = add_sums(self.whole, sum_bytes(block, self._at + len(self._carried)))
         # An element that continues in the next block waits for it.
         raw = self._carried + block if self._carried else block
-        longest = 1 if self._is_one else max((part.itemsize for part in self._parts), default=1)
+        longest = 1 if self.are_whole else max((part.itemsize for part in self._parts), default=1)
         whole = len(raw) - len(raw) % longest
-        for part in () if self._is_one else self._parts:
+        for part in () if self.are_whole else self._parts:
             for box in part.cut(self._at, self._at + whole):
                 self._sums[part.tensor] = add_sums(self._sums[part.tensor], sum_part(box, raw, self._at))
         self._at += whole

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item, itemsize
 from ckptcheck.checkpoint.megatron.tensor_reader import ItemArchives, read_tensor
 from ckptcheck.checkpoint.megatron.weights import is_weight
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Folder, Source
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.errors import EvidenceError
+from ckptcheck.values.tensor_part import Sums
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -30,8 +34,7 @@ class BrokenTensor(EvidenceError):
     """The checkpoint is damaged where the tensor should be. A disk that fails is not a broken tensor."""
 
 
-@dataclass(frozen=True)
-class TensorStream:
+class TensorStream(msgspec.Struct, frozen=True):
     """One tensor whose bytes can be read in blocks."""
 
     dtype: str
@@ -39,8 +42,10 @@ class TensorStream:
     nbytes: int
     file: str
     """The file that holds the tensor, or the folder of the files that hold its chunks."""
-    blocks: Callable[[], Iterator[bytes]] = field(repr=False)
+    blocks: Callable[[], Iterator[bytes]]
     """Yields the bytes in row-major order. Raises BrokenTensor, or EvidenceError if reading fails."""
+    sum_all: Callable[[], Sums | None] | None = None
+    """Returns the two sums of the shard digest of all bytes, in half the time; None where that is impossible. Raises the same."""
 
 
 def open_streams(ckpt: Checkpoint) -> dict[str, TensorStream]:
@@ -53,8 +58,9 @@ def _file_stream(ckpt: Checkpoint, name: str) -> TensorStream:
     if name in shard.unfit:
         return TensorStream(tensor.dtype, tensor.shape, 0, shard.name, partial(_refuse, f"{name}: {shard.unfit[name]}"))
     begin = shard.locate(name)
-    blocks = partial(_read_range, ckpt.source, name, shard.name, begin, begin + tensor.nbytes)
-    return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, shard.name, blocks)
+    place = (ckpt.source, name, shard.name, begin, begin + tensor.nbytes)
+    blocks, sum_all = partial(_read_range, *place), partial(_sum_range, *place)
+    return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, shard.name, blocks, sum_all)
 
 
 def _refuse(reason: str) -> Iterator[bytes]:
@@ -64,14 +70,44 @@ def _refuse(reason: str) -> Iterator[bytes]:
 def _read_range(source: Source, name: str, file: str, begin: int, end: int) -> Iterator[bytes]:
     most = BLOCK if source.local is None else LOCAL_BLOCK
     while begin < end:
-        try:
+        with _naming(file):
             part = source.read(file, begin, min(most, end - begin))
-        except OSError as error:
-            raise EvidenceError(f"cannot read {file}: {error.strerror or error}") from error
         if not part:
-            raise BrokenTensor(f"{file} ends before {name} does")
+            raise _end_early(file, name)
         yield part
         begin += len(part)
+
+
+def _sum_range(source: Source, name: str, file: str, begin: int, end: int) -> Sums | None:
+    from ckptcheck.values.shard_digest import sum_file
+
+    if not isinstance(source, Folder):
+        return None
+    with _naming(file):
+        descriptor = source.open(file)
+        try:
+            found = sum_file(descriptor, begin, end - begin)
+        finally:
+            os.close(descriptor)
+    if found is None:
+        return None
+    sums, got = found
+    if got < end - begin:
+        raise _end_early(file, name)
+    return sums
+
+
+@contextmanager
+def _naming(file: str) -> Iterator[None]:
+    """Raise EvidenceError that names the file, in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise EvidenceError(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def _end_early(file: str, name: str) -> BrokenTensor:
+    return BrokenTensor(f"{file} ends before {name} does")
 
 
 def open_run_streams(run: Megatron) -> dict[str, TensorStream]:

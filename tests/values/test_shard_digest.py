@@ -59,11 +59,15 @@ def kernel(hook: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     library = tmp_path_factory.mktemp("kernel") / "_shard_digest.so"
     if not hook.compile_library(Path(shard_digest.__file__).with_suffix(".c"), library):
         pytest.skip("no C compiler")
+    return load_library(library)
+
+
+def load_library(library: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_digest, "LIBRARY", library)
-        shard_digest._load_kernel.cache_clear()
-        loaded = shard_digest._load_kernel()
-    shard_digest._load_kernel.cache_clear()
+        shard_digest._load_kernels.cache_clear()
+        loaded = shard_digest._load_kernels()
+    shard_digest._load_kernels.cache_clear()
     assert loaded is not None
     return loaded
 
@@ -74,7 +78,10 @@ def test_every_way_computes_the_definition(number: int, kernel: Any) -> None:
     expected = digest_slowly(raw.tobytes())
     ways = {"bytes": sum_bytes(raw)}
     if number:
-        ways |= {"C": kernel(raw.tobytes(), 1, number, number, 0, 0), "numpy": sum_rows_numpy(raw.reshape(1, -1), 0, 0)}
+        ways |= {
+            "C": kernel.add(raw.tobytes(), 1, number, number, 0, 0),
+            "numpy": sum_rows_numpy(raw.reshape(1, -1), 0, 0),
+        }
         ways["torch"] = sum_with_torch(raw)
     assert {name: format_sums(sums, number) for name, sums in ways.items()} == dict.fromkeys(ways, expected)
 
@@ -98,7 +105,7 @@ def test_shards_add_up_along_every_axis(shape: tuple[int, ...], dtype: Any, kern
 
 def sum_numpy(shard: NDArray[Any], offsets: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_digest, "_load_kernel", lambda: None)
+        patch.setattr(shard_digest, "_load_kernels", lambda: None)
         return sum_shard(shard, offsets, shape)
 
 
@@ -184,15 +191,41 @@ def test_a_library_of_another_version_is_not_used(
 ) -> None:
     source = Path(shard_digest.__file__).with_suffix(".c").read_text(encoding="utf-8")
     other = tmp_path / "other.c"
-    other.write_text(source.replace("return 1;", "return 0;"), encoding="utf-8")
+    other.write_text(source.replace("return 2;", "return 0;"), encoding="utf-8")
     if not hook.compile_library(other, tmp_path / "other.so"):
         pytest.skip("no C compiler")
     assert ctypes.CDLL(str(tmp_path / "other.so")).shard_digest_version() == 0
     monkeypatch.setattr(shard_digest, "LIBRARY", tmp_path / "other.so")
-    shard_digest._load_kernel.cache_clear()
+    shard_digest._load_kernels.cache_clear()
     assert not shard_digest.is_compiled()
     assert sum_bytes(b"abc") == sum_rows_numpy(np.frombuffer(b"abc", np.uint8).reshape(1, -1), 0, 0)
-    shard_digest._load_kernel.cache_clear()
+    shard_digest._load_kernels.cache_clear()
+
+
+@pytest.mark.parametrize("without", [("avx512f",), ("avx512f", "avx2")])
+def test_older_processors_compute_the_same(without: tuple[str, ...], hook: ModuleType, tmp_path: Path) -> None:
+    source = Path(shard_digest.__file__).with_suffix(".c").read_text(encoding="utf-8")
+    for name in without:
+        assert f'__builtin_cpu_supports("{name}")' in source
+        source = source.replace(f'__builtin_cpu_supports("{name}")', "0")
+    older = tmp_path / "older.c"
+    older.write_text(source, encoding="utf-8")
+    if not hook.compile_library(older, tmp_path / "older.so"):
+        pytest.skip("no C compiler")
+    raw = random_bytes(9 * BLOCK + 77).tobytes()
+    assert load_library(tmp_path / "older.so").add(raw, 1, len(raw), len(raw), 0, 0) == sum_bytes(raw)
+
+
+@pytest.mark.parametrize("number", [0, 1, BLOCK + 5, shard_digest.READ_BYTES, 3 * shard_digest.READ_BYTES + 4099])
+def test_a_range_of_a_file_has_the_sums_of_its_bytes(number: int, kernel: Any, tmp_path: Path) -> None:
+    path, raw = tmp_path / "file", random_bytes(number + 20).tobytes()
+    path.write_bytes(raw)
+    with path.open("rb") as file:
+        assert kernel.read(file.fileno(), 7, number) == (sum_bytes(raw[7 : 7 + number]), number)
+        # of a file that was cut, what is left
+        assert kernel.read(file.fileno(), 7, number + 1000) == (sum_bytes(raw[7:]), number + 13)
+    with path.open("ab") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        kernel.read(file.fileno(), 0, 1)
 
 
 @pytest.mark.parametrize("content", KNOWN)

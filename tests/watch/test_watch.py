@@ -253,7 +253,7 @@ def test_tensors_of_every_form_are_digested_as_their_bytes_are(monkeypatch: pyte
     expected = [digest_slowly(each) for each in forms]
     assert len(set(expected)) == len(forms) - 1
     assert [digest_tensor(each) for each in forms] == expected
-    monkeypatch.setattr(shard_digest, "_load_kernel", lambda: None)
+    monkeypatch.setattr(shard_digest, "_load_kernels", lambda: None)
     assert [digest_tensor(each) for each in forms] == expected
 
     class Wrapper(torch.Tensor):

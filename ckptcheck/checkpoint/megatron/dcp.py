@@ -10,8 +10,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeGuard
+
+import msgspec
 
 from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
@@ -104,15 +105,14 @@ _LEAN = {
 """Classes in a table of contents → their stubs."""
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """The table of contents in `.metadata`."""
 
-    tensors: dict[str, GlobalTensor] = field(default_factory=dict, repr=False)
+    tensors: dict[str, GlobalTensor] = {}
     """Key → tensor."""
-    objects: dict[str, Item | None] = field(default_factory=dict, repr=False)
+    objects: dict[str, Item | None] = {}
     """Key of a serialized object → the place of its bytes; None if the table gives none."""
-    items: tuple[Item, ...] = field(default=(), repr=False)
+    items: tuple[Item, ...] = ()
     """Every place, in the order of the file."""
     unclaimed: tuple[str, ...] = ()
     """Keys that have a place but are not listed."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -33,8 +32,7 @@ COLUMNS = re.compile(r"(linear_proj|linear_fc2|self_attention\.dense|dense_4h_to
 GATED = re.compile(r"(linear_fc1|dense_h_to_4h)\.(weight|bias)$")
 
 
-@dataclass(frozen=True)
-class LegacyRank:
+class LegacyRank(msgspec.Struct, frozen=True):
     """The file of one rank."""
 
     folder: str
@@ -43,9 +41,9 @@ class LegacyRank:
     """Size of the file in bytes."""
     numbers: tuple[int, ...]
     """The one to three numbers in the folder's name."""
-    chunks: tuple[dict[str, StoredTensor], ...] = field(default=(), repr=False)
+    chunks: tuple[dict[str, StoredTensor], ...] = ()
     """The model's tensors, one dictionary per virtual pipeline stage."""
-    arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    arguments: Mapping[str, Any] = {}
     """The arguments of the training script, plain values only."""
     iteration: Any = None
     foreign: tuple[str, ...] = ()

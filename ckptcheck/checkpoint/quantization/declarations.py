@@ -9,8 +9,9 @@ vllm/model_executor/model_loader/weight_utils.py `get_quant_config` (0.32), tran
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.config import Config
 
@@ -29,14 +30,13 @@ KNOWN = ("compressed-tensors", "fp8", "gptq", "awq", "modelopt", "mxfp4", "bitsa
 """Methods whose tensors ckptcheck knows."""
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(msgspec.Struct, frozen=True):
     """One place that declares a quantization."""
 
     file: str
     key: str
     """JSON path of the object in the file; empty for the whole file."""
-    value: Mapping[str, Any] = field(repr=False)
+    value: Mapping[str, Any]
     """The object with the settings; for hf_quant_config.json its inner ``quantization``."""
     method: str | None
     """Normalised name of the method; None if the object does not name one."""

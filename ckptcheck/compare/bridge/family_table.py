@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,16 +30,15 @@ def entry(*targets: str, split: SplitFunction = keep_whole, stacked: bool = Fals
     return TableEntry(targets, split, stacked)
 
 
-@dataclass(frozen=True)
-class FamilyTable:
+class FamilyTable(msgspec.Struct, frozen=True):
     """The stored forms of one model family; numbers in names are written {}."""
 
     # Names in Megatron's normal form (see `matching.megatron_side`).
-    megatron: Mapping[str, TableEntry] = field(repr=False)
+    megatron: Mapping[str, TableEntry]
     # Other forms in which Hugging Face checkpoints of the family are stored.
-    variants: Mapping[str, TableEntry] = field(default_factory=dict, repr=False)
+    variants: Mapping[str, TableEntry] = {}
     # Name → the name of the tensor it duplicates, for tensors that some checkpoints store twice.
-    copies: Mapping[str, str] = field(default_factory=dict, repr=False)
+    copies: Mapping[str, str] = {}
 
 
 def split_tensor(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
@@ -29,14 +30,13 @@ MOST_DIMENSIONS = 32
 """NumPy before 2.0 supports no more dimensions; safetensors files may state any number."""
 
 
-@dataclass(frozen=True)
-class ComparisonSide:
+class ComparisonSide(msgspec.Struct, frozen=True):
     """A checkpoint as `diff` compares it."""
 
     target: str
     source: Source
     # Name → where the tensor lies; Megatron's names in their normal form.
-    stored: Mapping[str, TensorLayout] = field(repr=False)
+    stored: Mapping[str, TensorLayout]
     dimensions: ModelDimensions
     config: Config | None = None
     table: FamilyTable | None = None
@@ -49,19 +49,19 @@ class ComparisonSide:
     head: str = "lm_head.weight"
     is_megatron: bool = False
     # Name of a quantized weight → how it is stored.
-    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict, repr=False)
+    quantized: Mapping[str, QuantizedWeight] = {}
     # Names of all stored tensors that belong to quantized weights.
     quantized_parts: frozenset[str] = frozenset()
     # Name → file or folder that holds the tensor.
-    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    files: Mapping[str, str] = {}
     # Name → why the tensor is not compared (buffers, state of the optimizer).
-    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+    left_out: Mapping[str, str] = {}
     # Name → why the tensor does not match its header.
-    malformed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    malformed: Mapping[str, str] = {}
     # Numbers of files, tensors and bytes.
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = {}
     # File → why it could not be read.
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = {}
 
 
 def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:
