@@ -20,23 +20,19 @@ import msgspec
 from msgspec import structs
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, itemsize
-from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout
+from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
-from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import join_truncated, natural_sort_key
-from ckptcheck.values.tensor_part import TensorPart, packed_strides
-from ckptcheck.values.tensor_stream import list_rank_tensors
+from ckptcheck.values.tensor_part import TensorPart
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
     from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry
 
 SCHEMA = "ckptcheck-identity/1"
@@ -140,7 +136,7 @@ def compare_sets(old: Mapping[str, TensorIdentity], new: Mapping[str, TensorIden
 
 def describe_absent(ckpt: Checkpoint | Megatron) -> str | None:
     """Describe what a checkpoint lacks, as half a checkpoint has no identity; None if nothing is known to be missing."""
-    if isinstance(ckpt, Megatron):
+    if not isinstance(ckpt, Checkpoint):
         ranks = {rank.folder for rank in ckpt.ranks}
         absent = [*(folder for folder in ckpt.rank_folders if folder not in ranks), *ckpt.unread]
         uneven = [key for key, cover in ckpt.tiling_gaps.items() if cover.missing or cover.doubled or cover.beyond]
@@ -169,7 +165,12 @@ def identify_checkpoint(
         raise EvidenceError(
             f"{ckpt.target} has no identity: {absent}", hint=f"ckptcheck scan {ckpt.target} lists what is wrong"
         )
-    side = build_megatron_side(ckpt) if isinstance(ckpt, Megatron) else build_checkpoint_side(ckpt)
+    if isinstance(ckpt, Checkpoint):
+        side = build_checkpoint_side(ckpt)
+    else:
+        from ckptcheck.compare.matching.megatron_side import build_megatron_side
+
+        side = build_megatron_side(ckpt)
     return compute_identity(plan_identity(side, reference), jobs=jobs or ckpt.jobs, progress=progress)
 
 
@@ -355,8 +356,10 @@ class StreamPlan(msgspec.Struct, frozen=True):
 
 def plan_stream_identity(ckpt: Checkpoint | Megatron, reference: Checkpoint | Megatron | None = None) -> StreamPlan:
     """Map the bytes of each stream to their plain tensor. Raises EvidenceError as `plan_identity` does."""
-    if isinstance(ckpt, Megatron):
-        side = build_megatron_side(ckpt, _find_in_ranks(ckpt) if ckpt.form == "legacy" else _find_in_stream)
+    if not isinstance(ckpt, Checkpoint):
+        from ckptcheck.compare.run_streams import build_stream_side
+
+        side = build_stream_side(ckpt)
     else:
         side = build_checkpoint_side(ckpt)
         whole = {
@@ -372,39 +375,3 @@ def plan_stream_identity(ckpt: Checkpoint | Megatron, reference: Checkpoint | Me
                 TensorPart(name, layout.shape, layout.itemsize, chunk.origin, chunk.shape, chunk.offset, chunk.strides)
             )
     return StreamPlan(plan, parts)
-
-
-def _find_in_stream(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLayout:
-    """Return a weight as the whole of its stream."""
-    return TensorLayout.contiguous(tensor.dtype, itemsize(tensor.dtype), tensor.shape, name, 0)
-
-
-def _find_in_ranks(run: Megatron) -> Callable[[Megatron, str, GlobalTensor], TensorLayout]:
-    """Return a function that finds a weight's chunks in a legacy checkpoint, whose streams are tensors of ranks."""
-    streams: dict[tuple[str, str], list[tuple[str, Chunk]]] = {}
-    for name, tensor in list_rank_tensors(run):
-        (chunk,) = tensor.chunks
-        streams.setdefault(_place(chunk), []).append((name, chunk))
-
-    def find(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLayout:
-        size, chunks = itemsize(tensor.dtype), []
-        for chunk in tensor.chunks:
-            stream, begin = next(
-                (
-                    (stream, chunk.skip - held.skip)
-                    for stream, held in streams.get(_place(chunk), ())
-                    if held.skip <= chunk.skip and chunk.skip + chunk.elements <= held.skip + held.elements
-                ),
-                ("", 0),
-            )
-            if not stream:
-                raise UnreadableArchive("no rank holds it")
-            strides = packed_strides(chunk.sizes, size) if chunk.sizes else ()
-            chunks.append(FileChunk(chunk.offsets, chunk.sizes, stream, begin * size, strides))
-        return TensorLayout(tensor.dtype, size, tensor.shape, tuple(chunks))
-
-    return find
-
-
-def _place(chunk: Chunk) -> tuple[str, str]:
-    return (chunk.item.file if chunk.item is not None else ""), chunk.record

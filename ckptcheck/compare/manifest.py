@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.objects.address import is_object_address
 from ckptcheck.compare.identity import (
     Identity,
@@ -31,9 +30,10 @@ from ckptcheck.text.file_io import read_whole_file, replace_file
 from ckptcheck.values.digest import digest_tensors
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.tensor_part import Sums
-from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_streams
+from ckptcheck.values.tensor_stream import TensorStream, open_streams
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
     from ckptcheck.checkpoint.objects.folder import StoredOutput
 
 SCHEMA = "ckptcheck-manifest/2"
@@ -148,7 +148,11 @@ def digest_checkpoint(
 
 def open_checkpoint_streams(ckpt: Checkpoint | Megatron) -> dict[str, TensorStream]:
     """Return name → stream of the bytes of every tensor."""
-    return open_run_streams(ckpt) if isinstance(ckpt, Megatron) else open_streams(ckpt)
+    if isinstance(ckpt, Checkpoint):
+        return open_streams(ckpt)
+    from ckptcheck.compare.run_streams import open_run_streams
+
+    return open_run_streams(ckpt)
 
 
 def write_manifest(manifest: Manifest, output: Path | StoredOutput) -> None:

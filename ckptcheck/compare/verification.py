@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.compare.identity import Identity, SetDifference, compare_sets, plan_stream_identity
 from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint
 from ckptcheck.errors import EvidenceError
@@ -17,6 +17,9 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, natural_sort_key
 from ckptcheck.values.digest import digest_zeros
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 FEWEST_TELLING = 8
 """With fewer tensors no manifest counts as another model's: the report lists each tensor."""

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.tensor import Item
 from ckptcheck.checkpoint.open import open_target
-from ckptcheck.compare import manifest
+from ckptcheck.compare import manifest, run_streams
+from ckptcheck.compare.run_streams import iter_boxes
 from ckptcheck.compare.verification import verify_manifest
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.values import tensor_stream
 from ckptcheck.values.shard_digest import format_sums, sum_bytes
-from ckptcheck.values.tensor_stream import iter_boxes
 from tests.compare.test_manifest import command
 from tests.factories.checkpoint_cases import MEGATRON
 
@@ -60,7 +59,7 @@ def test_boxes_follow_each_other_in_row_major_order(shape: list[int], most: int)
 @pytest.mark.parametrize("block", [1 << 23, 100])
 def test_the_digests_are_those_of_the_assembled_tensors(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 bytes at a time: less than a row of most."""
-    monkeypatch.setattr(tensor_stream, "BLOCK", block)
+    monkeypatch.setattr(run_streams, "BLOCK", block)
     found = opened(MEGATRON / name)
     taken = manifest.build_manifest(found, jobs=2)
     assert taken.tensors.keys() >= found.weights.keys()

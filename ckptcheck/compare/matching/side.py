@@ -67,7 +67,6 @@ class ComparisonSide(msgspec.Struct, frozen=True):
 def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:
     """Describe a Hugging Face checkpoint. Raises EvidenceError if a file of the model is missing or unreadable."""
     from ckptcheck.compare.bridge.families import find_family_table
-    from ckptcheck.compare.matching.quantized.formats import find_quantized_weights
 
     absent = [name for name in ckpt.model_files if name not in ckpt.shards or not ckpt.shards[name].readable]
     if absent:
@@ -94,7 +93,12 @@ def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:
             )
         else:
             stored[name] = TensorLayout.contiguous(tensor.dtype, itemsize, tensor.shape, shard.name, begin)
-    packed, consumed = find_quantized_weights(ckpt, stored)
+    packed: Mapping[str, QuantizedWeight] = {}
+    consumed: frozenset[str] = frozenset()
+    if ckpt.quantization is not None:
+        from ckptcheck.compare.matching.quantized.formats import find_quantized_weights
+
+        packed, consumed = find_quantized_weights(ckpt, stored)
     declared = ckpt.config.get("dtype", ckpt.config.get("torch_dtype")) if ckpt.config is not None else None
     return ComparisonSide(
         target=ckpt.target,

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 def find_quantized_weights(
     ckpt: Checkpoint, stored: Mapping[str, TensorLayout]
 ) -> tuple[dict[str, QuantizedWeight], frozenset[str]]:
-    """Return weight → how it is quantized, and the names of all stored tensors that belong to quantized weights."""
+    """Return weight → how it is quantized, and the names of all stored tensors that belong to quantized weights.
+
+    ckpt: one with a quantization.
+    """
     quantization = ckpt.quantization
-    if quantization is None:
-        return {}, frozenset()
+    assert quantization is not None
     weights: dict[str, QuantizedWeight] = {}
     consumed: set[str] = set()
     for way, modules in quantization.storages.items():
