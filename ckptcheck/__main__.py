@@ -26,7 +26,6 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             _print_version()
             return
-        _import_typer()
         from ckptcheck.cli.app import main as command_line
         from ckptcheck.text.encoding import accept_every_sign
 
@@ -102,17 +101,6 @@ def _buffer_output() -> None:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(stream.buffer), encoding=stream.encoding, errors=stream.errors, line_buffering=True
         )
-
-
-def _import_typer() -> None:
-    """Import typer without pydantic. Where it is installed typer loads it, which takes longer than everything else we import."""
-    if "pydantic" in sys.modules:
-        return
-    sys.modules["pydantic"] = None  # type: ignore[assignment]
-    try:
-        import typer  # noqa: F401
-    finally:
-        del sys.modules["pydantic"]
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import ckptcheck
 from ckptcheck.cli.app import build_app
 from ckptcheck.cli.verb_command import load_verb
@@ -122,7 +120,7 @@ def describe_job_faults() -> str:
 def describe_options() -> str:
     """Return the page of every command with its options, as the command line declares them."""
     lines = ["# Commands and options", "", "`ckptcheck COMMAND --help` prints the same."]
-    for name, command in _list_commands(typer.main.get_command(build_app())):
+    for name, command in _list_commands(build_app()):
         lines += ["", f"## ckptcheck {name}", "", _escape(inspect.cleandoc(command.help or ""))]
         sections = HelpSections()
         command.format_options(command.make_context(name, [], resilient_parsing=True), sections)

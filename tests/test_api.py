@@ -15,8 +15,8 @@ from typing import Any
 
 import live
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 import ckptcheck
 from ckptcheck.cli.app import build_app
@@ -489,14 +489,14 @@ def test_an_incomplete_report_raises_for_findings(here: Path) -> None:
 def test_an_exported_name_is_loaded_when_it_is_used() -> None:
     program = (
         "import sys, ckptcheck\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'safetensors', 'typer', 'rich', 'pydantic'}\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'safetensors', 'click', 'rich', 'pydantic'}\n"
         "inside = [name for name in sys.modules if name.startswith('ckptcheck.')]\n"
         "assert not inside, inside\n"
         "assert not heavy & set(sys.modules)\n"
         "from ckptcheck import Problem, Skip, rule, scan, refit\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         f"assert ckptcheck.scan({str(CHECKPOINTS / 'tiny-llama')!r}).verdict == 'clean'\n"
-        "assert not {'torch', 'transformers', 'typer', 'rich'} & set(sys.modules)\n"
+        "assert not {'torch', 'transformers', 'click', 'rich'} & set(sys.modules)\n"
         "assert ckptcheck.refit is refit and callable(refit)\n"
         "import ckptcheck.live.refit.trial\n"
         "assert ckptcheck.live.refit.trial.__name__ and callable(ckptcheck.refit) and callable(ckptcheck.preflight)\n"

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
 
 import ckptcheck
 from ckptcheck.cli.app import build_app
@@ -214,7 +214,7 @@ COMMANDS = [(page, command) for page, text in PAGES.items() for command in _list
 
 @functools.cache
 def _get_program() -> Any:
-    return typer.main.get_command(build_app())
+    return build_app()
 
 
 @pytest.mark.parametrize(
@@ -235,19 +235,11 @@ def find_mistake(words: list[str]) -> str:
         return "" if words in (["--version"], ["--help"], []) else f"no command: {words}"
     if words == ["--help"]:
         return ""
-    context = command.context_class(command, info_name="ckptcheck")
     try:
-        values, rest, _ = command.make_parser(context).parse_args(command.write_settings(words))
-        for parameter in command.params:
-            if (given := values.get(parameter.name)) is not None:
-                parameter.type_cast_value(context, given)
-            elif parameter.required:
-                return f"{parameter.name} is missing"
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # a usage error: its class belongs to whichever click typer bundles
-            raise
-        return str(error.format_message())
-    return f"too many arguments: {rest}" if rest else ""
+        command.make_context("ckptcheck", words)
+    except click.ClickException as error:
+        return error.format_message()
+    return ""
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-import typer
-
 from ckptcheck.cli.app import build_app
 from ckptcheck.linter.rule_loader import load_rules
 from tests.paths import DATA
@@ -44,7 +42,7 @@ def _keys(schema: Any) -> Iterator[str]:
 def collect_interface() -> dict[str, Any]:
     """Return rule codes with names, options with their choices by command, and the keys of the JSON report."""
     options: dict[str, list[str]] = {}
-    for path, command in _commands(typer.main.get_command(build_app())):
+    for path, command in _commands(build_app()):
         names = set()
         for parameter in command.params:
             choices = getattr(parameter.type, "choices", None) or ()

@@ -12,14 +12,13 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-import typer
-import typer.core
+import click
 
 from ckptcheck.cli.examples import write_examples
 from ckptcheck.cli.output import INTERRUPTED
-from ckptcheck.cli.report_command import ReportCommand, describe_error
+from ckptcheck.cli.report_command import CONTEXT_SETTINGS, PanelOption, describe_error
 from ckptcheck.cli.verb_command import make_command
 from ckptcheck.errors import CkptcheckError, describe_shortage
 from ckptcheck.reporters.printable import printable
@@ -28,8 +27,8 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs import VERBS
 
 
-class CommandGroup(typer.core.TyperGroup):
-    """Lists its commands with the first paragraph of their help. Typer alone cuts it in the middle of a sentence."""
+class CommandGroup(click.Group):
+    """Lists its commands with the first paragraph of their help. click alone cuts it in the middle of a sentence."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Headings → the commands below each; {}: one heading for all."""
@@ -62,6 +61,13 @@ class NestedCommandGroup(CommandGroup):
         "Rules, reports and engines": ("rules", "rule", "report", "doctor", "engine"),
     }
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. click alone writes an empty line after Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
+
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Offer the commands of one word: a shell would take the second word of ``refit history`` for another argument."""
         return [item for item in super().shell_complete(ctx, incomplete) if " " not in item.value]
@@ -78,40 +84,45 @@ GROUPS = {
     "engine": "Build, list and remove the isolated Python environments that vLLM, SGLang, Megatron and RL frameworks run in.",
 }
 """First words of commands that are not commands themselves → their help."""
-GROUP_SETTINGS: dict[str, Any] = {
-    "no_args_is_help": True,
-    "rich_markup_mode": None,  # its tables cut the names of long options where the terminal has 80 columns
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 RULE_CODE = re.compile(r"[A-Za-z]{2,4}[0-9]{3}")
 """The code of a rule as users write it."""
 
 
-def build_app(*first_words: str) -> typer.Typer:
+def build_app(*first_words: str) -> click.Group:
     """Return the command line with the command that these words begin with, or with all commands if they begin with none.
 
     Importing and building all of them takes longer than the scan of a small checkpoint.
     """
     named = select_commands(first_words)
-    command_line = typer.Typer(
-        name="ckptcheck",
-        cls=NestedCommandGroup,
+    options: list[click.Parameter] = [
+        PanelOption(["--version", "-V"], "", is_flag=True, help="Print the version and exit.")
+    ]
+    if named == [*VERBS]:
+        from ckptcheck.cli.completion import list_options
+
+        options += list_options()
+    command_line = NestedCommandGroup(
+        "ckptcheck",
         help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
-        add_completion=named == [*VERBS],
-        pretty_exceptions_enable=False,
-        **GROUP_SETTINGS,
+        params=options,
+        callback=_print_version,
+        invoke_without_command=True,
+        subcommand_metavar="COMMAND [ARGS]...",
+        no_args_is_help=True,
+        context_settings=CONTEXT_SETTINGS,
     )
-    command_line.callback(invoke_without_command=True)(_print_version)
-    groups: dict[str, typer.Typer] = {}
+    groups: dict[str, CommandGroup] = {}
     for words in named:
         first, _, second = words.partition(" ")
         if first not in GROUPS:
-            command_line.command(words, cls=ReportCommand)(make_command(words))
+            command_line.add_command(make_command(words, words))
             continue
         if first not in groups:
-            groups[first] = typer.Typer(cls=CommandGroup, help=GROUPS[first], **GROUP_SETTINGS)
-            command_line.add_typer(groups[first], name=first)
-        groups[first].command(second, cls=ReportCommand)(make_command(words))
+            groups[first] = CommandGroup(
+                first, help=GROUPS[first], no_args_is_help=True, context_settings=CONTEXT_SETTINGS
+            )
+            command_line.add_command(groups[first])
+        groups[first].add_command(make_command(words, second))
     return command_line
 
 
@@ -127,14 +138,12 @@ def select_commands(words: Sequence[str]) -> list[str]:
     return [name for name in VERBS if words and name.partition(" ")[0] == words[0]] or [*VERBS]
 
 
-def _print_version(
-    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
-) -> None:
+def _print_version(version: bool) -> None:
     if version:
         from ckptcheck import __version__
 
-        typer.echo(f"ckptcheck {__version__}")
-        raise typer.Exit
+        click.echo(f"ckptcheck {__version__}")
+        raise click.exceptions.Exit
 
 
 def main() -> None:
@@ -148,7 +157,7 @@ def main() -> None:
         _exit_now(code or 0)
     except CkptcheckError as error:
         _exit_with_error(error.message, error.hint)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         _exit_with_error("interrupted", code=INTERRUPTED)
     except BrokenPipeError:
         # the reader of our output has seen enough (| head)
@@ -156,25 +165,22 @@ def main() -> None:
         _exit_now(2)
     except OSError as error:
         _exit_with_error(describe_error(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        # the user named no command: the message is the help
+        with contextlib.suppress(OSError):
+            sys.stdout.write(error.format_message() + "\n")
+            sys.stdout.flush()
+        _exit_now(2)
+    except click.ClickException as error:
+        message = error.format_message().rstrip(".")
+        message = message.replace("not a valid integer range", "no whole number")
+        _exit_with_error(message.replace("not a valid float range", "no number"), _point_to_help(error))
     except Exception as error:
-        # A usage error has a method `format_message`. Its class belongs to whichever click typer bundles.
         if describe_shortage(error) is not None:
             _exit_with_error(describe_error(error))
-        if (format_message := getattr(error, "format_message", None)) is None:
-            # a bug of ours: nothing was checked, and exit code 1 would mean findings
-            traceback.print_exc()
-            _exit_now(2)
-        if type(error).__name__ == "NoArgsIsHelpError":
-            # the user named no command: the message is the help
-            with contextlib.suppress(OSError):
-                sys.stdout.write(format_message() + "\n")
-                sys.stdout.flush()
-            _exit_now(2)
-        message = format_message().rstrip(".").replace("Value error, ", "")
-        message = message.replace("not a valid int range", "no whole number").replace(
-            "not a valid float range", "no number"
-        )
-        _exit_with_error(message, _point_to_help(error))
+        # a bug of ours: nothing was checked, and exit code 1 would mean findings
+        traceback.print_exc()
+        _exit_now(2)
 
 
 def _run_command_line() -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import typer
+from click.exceptions import Exit
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn, Report, Reports, only_informs
@@ -130,7 +130,7 @@ def finish(
         has_findings = all(form != "text" for form, _ in outputs) and not quiet
         _say_what(reports, join_words([str(output) for _, output in outputs]), has_findings=has_findings)
     code = 2 if messages else result.exit_code(fail_on)
-    raise typer.Exit(INTERRUPTED if code == 2 and (was_interrupted or SignalGuard.was_interrupted) else code)
+    raise Exit(INTERRUPTED if code == 2 and (was_interrupted or SignalGuard.was_interrupted) else code)
 
 
 def _list_reports(result: Report | Reports) -> Sequence[Report]:

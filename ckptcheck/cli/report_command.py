@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-import typer.core
+import click
 
 from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError, describe_shortage
@@ -18,17 +17,56 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs.parameter import Parameter
 from ckptcheck.verbs.verb import Verb
 
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 OTHER_ENDINGS = {".htm": "html", ".xml": "junit", ".md": "markdown"}
 """Endings of the file of -o that are not the name of a format → the format."""
 DEFAULT = re.compile(r"\[default: \((.*)\)(;[^()]*)?\]$")
-"""A default that is described in words, which typer sets in brackets."""
+"""A default that is described in words, which click sets in brackets."""
 
 
-class ReportCommand(typer.core.TyperCommand):
-    """Runs a command. If it cannot check, writes a report that says so, and passes the error on to the terminal.
+class HelpedArgument(click.Argument):
+    """An argument that the help explains, as it explains options."""
+
+    def __init__(self, names: Sequence[str], help: str, **keywords: Any) -> None:
+        """Name the argument. keywords: click's."""
+        super().__init__(names, **keywords)
+        self.explanation = help
+
+    def make_metavar(self, ctx: click.Context) -> str:
+        """Return its name in the help and in errors."""
+        return self.metavar or self.name or ""
+
+    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return its name in the usage: in brackets if it may be left out."""
+        name = self.make_metavar(ctx)
+        return [name if self.required or name.startswith("[") else f"[{name}]"]
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return its row of the help."""
+        return self.make_metavar(ctx), self.explanation + ("  [required]" if self.required else "")
+
+
+class PanelOption(click.Option):
+    """An option that stands below a heading of the help."""
+
+    def __init__(self, names: Sequence[str], panel: str, **keywords: Any) -> None:
+        """Name the option. panel: the heading; "" for those that most users want. keywords: click's."""
+        super().__init__(names, **keywords)
+        self.panel = panel
+
+
+class ReportCommand(click.Command):
+    """Runs a verb. If it cannot check, writes a report that says so, and passes the error on to the terminal.
 
     So a pipeline that uploads the report always finds one; its verdict is then ``incomplete``.
     """
+
+    def __init__(
+        self, name: str, verb: Verb, params: list[click.Parameter], run: Callable[..., None], help: str
+    ) -> None:
+        """Name the command of a verb. run: takes the values of the parameters."""
+        super().__init__(name, params=params, callback=run, help=help, context_settings=CONTEXT_SETTINGS)
+        self.verb = verb
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, the options that most users want, the others below their headings, and the settings."""
@@ -42,7 +80,7 @@ class ReportCommand(typer.core.TyperCommand):
             if row is not None:
                 row = row[0], DEFAULT.sub(r"[default: \1\2]", row[1])
                 is_argument = parameter.param_type_name == "argument"
-                title = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                title = "Arguments" if is_argument else getattr(parameter, "panel", "") or "Options"
                 sections.setdefault(title, []).append(row)
         sections["Options"] = sections.pop("Options")
         settings = [each for each in find_declared(self).values() if each.is_setting]
@@ -52,10 +90,6 @@ class ReportCommand(typer.core.TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage: ``TARGET...``, without the braces that typer sets around what is required."""
-        return [re.sub(r"^\{(.*)\}$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples of the command."""
@@ -108,7 +142,7 @@ class ReportCommand(typer.core.TyperCommand):
                 _write_failure(ctx, describe_error(error))
             raise
         except Exception as error:
-            if not isinstance(error, (typer.Exit, typer.Abort)) and not hasattr(error, "format_message"):
+            if not isinstance(error, (click.exceptions.Exit, click.Abort)) and not hasattr(error, "format_message"):
                 _write_failure(ctx, describe_error(error))
             raise
 
@@ -162,7 +196,7 @@ def _describe_setting(setting: Parameter) -> tuple[str, str]:
 
 def find_declared(command: Any) -> Mapping[str, Parameter]:
     """Return the parameters of the verb that a command is made of."""
-    verb: Verb = command.callback.verb
+    verb: Verb = command.verb
     return verb.parameters
 
 

@@ -6,16 +6,15 @@ import inspect
 import json
 import re
 import sys
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
-import typer
+import click
 
-from ckptcheck.cli.report_command import find_format, list_outputs
+from ckptcheck.cli.report_command import HelpedArgument, PanelOption, ReportCommand, find_format, list_outputs
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.report import FailOn, Report, Reports
@@ -108,8 +107,8 @@ FOLLOW: Declaration = (
     bool, Option("Follow the record of a job that runs: report again at each sync, until Ctrl-C.", "--watch"), False,
 )  # fmt: skip
 """A switch of `refit history`, which has `follow_history` called in its place."""
-METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "NAME"}
-"""What an option takes → its value in the help, where the declaration names none."""
+METAVARS: Mapping[str, str] = {"integer range": "N", "float range": "X", "text": "NAME"}
+"""click's name of what an option takes → its value in the help, where the declaration names none."""
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 """A whole number of few digits, because Python refuses to convert more than some thousand."""
 
@@ -120,27 +119,24 @@ def load_verb(words: str) -> Verb:
     return find_verb(load_function(f"ckptcheck.verbs.{module}:{function}"))
 
 
-def make_command(words: str) -> Callable[..., None]:
-    """Return a function with the signature that typer makes a command of."""
+def make_command(words: str, name: str) -> ReportCommand:
+    """Return the command of a verb. name: its last word, or all words."""
     verb = load_verb(words)
     own = _declare_own(words, verb)
     declared = {name: each for name, each in verb.parameters.items() if each.declared is not None}
     declared = {name: each for name, each in declared.items() if not isinstance(each.declared, Setting)}
-    shown = {name: _show_parameter(each) for name, each in {**declared, **own}.items()}
+    shown = {**declared, **own}
     arguments = [name for name, each in declared.items() if isinstance(each.declared, Argument)]
     ordered = [*arguments, *(name for name in shown if name not in arguments)]
 
-    def command(ctx: typer.Context, **values: Any) -> None:
+    def run(**values: Any) -> None:
+        ctx = click.get_current_context()
         sources = {name: ctx.get_parameter_source(name) for name in shown}
         names = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-        _run(words, verb, Given({**declared, **own}, values, names), values)
+        values = {name: list(value) if is_repeated(shown[name]) else value for name, value in values.items()}
+        _run(words, verb, Given(shown, values, names), values)
 
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    command.__signature__ = inspect.Signature([context, *(shown[name] for name in ordered)])  # type: ignore[attr-defined]
-    command.__annotations__ = {"ctx": typer.Context, **{name: shown[name].annotation for name in ordered}}
-    command.__doc__ = describe_verb(verb)
-    command.verb = verb  # type: ignore[attr-defined]
-    return command
+    return ReportCommand(name, verb, [_show_parameter(shown[each]) for each in ordered], run, describe_verb(verb))
 
 
 def describe_verb(verb: Verb) -> str:
@@ -190,52 +186,56 @@ def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
     }
 
 
-def _show_parameter(parameter: Parameter) -> inspect.Parameter:
-    """Return a parameter as typer reads it."""
+def is_repeated(parameter: Parameter) -> bool:
+    """Whether the command line takes several values of a parameter."""
+    declared = parameter.declared
+    return bool(parameter.item) or parameter.is_variadic or (declared is not None and declared.is_repeated)
+
+
+def _show_parameter(parameter: Parameter) -> click.Parameter:
+    """Return a parameter as the command line takes it."""
     declared = parameter.declared
     assert declared is not None
-    is_argument = isinstance(declared, Argument)
-    kind = _choose_type(parameter)
-    metavar = declared.metavar or ("" if is_argument else METAVARS.get(kind, ""))
+    kind, default = _choose_type(parameter), parameter.default
+    is_argument, is_switch = isinstance(declared, Argument), kind is click.BOOL
+    metavar = declared.metavar or ("" if is_argument else METAVARS.get(kind.name, ""))
     if declared.has_commas and not declared.metavar:
         metavar = "N,…" if parameter.is_whole else "NAME,…"
-    is_repeated = bool(parameter.item) or parameter.is_variadic or declared.is_repeated
-    default: Any = parameter.default
     is_required = declared.is_required or parameter.is_variadic or default is inspect.Parameter.empty
-    if is_repeated:
-        kind = list[kind]  # type: ignore[valid-type]
-        default = list(default) if isinstance(default, tuple) else None
-    elif not is_required and default is None and kind is not bool:
-        kind |= None
-    keywords: dict[str, Any] = {"help": declared.help, "rich_help_panel": declared.panel or None}
-    if metavar:
-        keywords["metavar"] = metavar
-    if declared.shown or default is None or default == [] or default == "":
-        keywords["show_default"] = declared.shown or False
-    if (parameter.kinds or parameter.item) and kind in (int, float, int | None, float | None):
-        keywords |= {"min": declared.within.least, "max": declared.within.most}
+    several = is_repeated(parameter)
+    if is_required:
+        default = None
+    elif is_switch:
+        default = bool(default)
+    elif several:
+        default = default if isinstance(default, tuple) else None
+    keywords: dict[str, Any] = {"type": kind, "required": is_required, "metavar": metavar or None}
+    if is_argument:
+        return HelpedArgument([parameter.name], declared.help, nargs=-1 if several else 1, **keywords)
+    shows_default = declared.shown or not (default is None or default in ((), ""))
     names = declared.names.split(" ") if declared.names else [f"--{parameter.name.replace('_', '-')}"]
-    info = typer.Argument(**keywords) if is_argument else typer.Option(*names, **keywords)
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        parameter.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=empty if is_required else (bool(default) if kind is bool else default),
-        annotation=Annotated[kind, info],
-    )
+    return PanelOption(
+        [*names, parameter.name], declared.panel, help=declared.help, default=default, multiple=several, is_flag=is_switch or None,
+        show_default=shows_default, **keywords,
+    )  # fmt: skip
 
 
 def _choose_type(parameter: Parameter) -> Any:
     """Return the type to which the command line converts a value."""
-    kinds = parameter.item or parameter.kinds
-    if parameter.declared is not None and parameter.declared.has_commas:
-        return str
-    for kind in kinds if str not in kinds else ():
-        if parameter.choices or kind in (bool, int, float):
-            return kind
+    kinds, declared = parameter.item or parameter.kinds, parameter.declared
+    assert declared is not None
+    for kind in kinds if str not in kinds and not declared.has_commas else ():
+        if parameter.choices:
+            return click.Choice(parameter.choices)
+        if kind is bool:
+            return click.BOOL
+        if kind is int:
+            return click.IntRange(declared.within.least, declared.within.most)  # type: ignore[arg-type]
+        if kind is float:
+            return click.FloatRange(declared.within.least, declared.within.most)
         if getattr(kind, "__origin__", None) is tuple:
-            return types.GenericAlias(tuple, (str,) * len(kind.__args__))
-    return str
+            return click.Tuple([str] * len(kind.__args__))
+    return click.STRING
 
 
 def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> None:
@@ -342,7 +342,7 @@ def _write_part(verb: Verb, written: Given, arguments: dict[str, Any], values: M
         value = arguments.pop(name, None)
         targets += value if isinstance(value, list) else [] if value is None else [value]
     write_part(cast(Any, verb.name), *targets, part=values["part"], folder=folders[0], **arguments)
-    raise typer.Exit(0)
+    raise click.exceptions.Exit(0)
 
 
 def _preview_repairs(written: Given, arguments: Mapping[str, Any]) -> NoReturn:
@@ -359,7 +359,7 @@ def _preview_repairs(written: Given, arguments: Mapping[str, Any]) -> NoReturn:
     diffs = preview_repairs(**{name: value for name, value in arguments.items() if name in taken})
     shown = printable_lines(diffs)
     sys.stdout.write(break_commands(shown) if not sys.stdout.isatty() else shown)
-    raise typer.Exit(1 if diffs else 0)
+    raise click.exceptions.Exit(1 if diffs else 0)
 
 
 def _follow_history(written: Given, values: Mapping[str, Any]) -> NoReturn:
@@ -373,7 +373,7 @@ def _follow_history(written: Given, values: Mapping[str, Any]) -> NoReturn:
     report = follow(Path(values["file"]), list_outputs(values), verbose=values["verbose"])
     if report is None:
         raise CkptcheckError(f"{values['file']} was never written", hint="the job writes it at its first sync")
-    raise typer.Exit(report.exit_code(values["fail_on"]))
+    raise click.exceptions.Exit(report.exit_code(values["fail_on"]))
 
 
 def write_result(result: Any, values: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ckptcheck.verbs.verb import verb
 
 CORE = (
-    "safetensors", "msgspec", "numpy", "huggingface-hub", "tokenizers", "jinja2", "pyyaml", "xxhash", "rich", "typer",
+    "safetensors", "msgspec", "numpy", "huggingface-hub", "tokenizers", "jinja2", "pyyaml", "xxhash", "rich", "click",
 )  # fmt: skip
 OPTIONAL = {
     "torch": "builds the example checkpoints; a scan never needs it",

@@ -36,7 +36,7 @@ def test_version(here: Path) -> None:
         (["scan", "gguf"], """from_pretrained("gguf", gguf_file="a-Q4_K_M.gguf").save_pretrained("converted")'"""),
         (["scan", "gguf/a-Q4_K_M.gguf"], "is a model in GGUF, llama.cpp's format, and ckptcheck checks safetensors\n"),
         (["scan", "sound/config.json"], "ckptcheck: sound/config.json is neither a .safetensors file nor an index"),
-        (["scan", "sound", "--selct", "IDX"], "ckptcheck: No such option: --selct"),
+        (["scan", "sound", "--selct", "IDX"], "ckptcheck: No such option '--selct'"),
         (["scan", "sound", "--select", "IDX01x"], "ckptcheck: no rule has the code 'IDX01x'; did you mean IDX01"),
         (["scan", "sound", "--ignore", "misssing-shard"], "did you mean missing-shard?"),
         (["scan", "sound", "--format", "yaml"], "ckptcheck: Invalid value for '--format'"),
@@ -218,7 +218,7 @@ def test_arrays_use_the_memory_of_those_before() -> None:
 def test_the_version_loads_nothing(here: Path) -> None:
     program = (
         "import sys; sys.argv = ['ckptcheck', '--version']\nfrom ckptcheck.__main__ import main\nmain()\n"
-        "print('typer' in sys.modules, 'rich' in sys.modules)"
+        "print('click' in sys.modules, 'rich' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False False"

@@ -357,7 +357,7 @@ def test_no_name_is_obeyed_as_markdown(name: str) -> None:
 def test_the_log_has_the_verdict_and_the_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import typer
+    from click.exceptions import Exit
 
     import ckptcheck
     from ckptcheck.cli import output
@@ -366,7 +366,7 @@ def test_the_log_has_the_verdict_and_the_file(
     for is_terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda there=is_terminal: there)
         for reports in (one, two, Reports((one, two))):
-            with pytest.raises(typer.Exit):
+            with pytest.raises(Exit):
                 output.finish(reports, [("json", here / "report.json")])
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ckptcheck.cli.app import build_app
 from ckptcheck.linter.evidence import Evidence

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ckptcheck.cli.app import build_app
 from ckptcheck.consumers.base import LINEAR, Decision, Module

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import typer.main
 
 from ckptcheck import preflight
 from ckptcheck.cli.app import build_app
@@ -342,7 +341,7 @@ def test_a_checkpoint_that_is_here_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_commands_are_ones_that_ckptcheck_has(folder: Path) -> None:
-    top = typer.main.get_command(build_app())
+    top = build_app()
     seen = set()
     for line in suggest_commands(open_job([str(folder / "job.yaml")])):
         words = shlex.split(line, comments=True)

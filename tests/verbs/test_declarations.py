@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import typer
 
 import ckptcheck
 from ckptcheck.cli.app import build_app
@@ -111,17 +110,19 @@ def test_only_signatures_declare() -> None:
     for path in (ROOT / "ckptcheck/cli").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         if path.name != "verb_command.py":
-            names = re.findall(r"typer\.(?:Option|Argument)\((?!\"--version\")", text)
+            names = re.findall(
+                r"(?:click\.Option|PanelOption|HelpedArgument)\((?!\[(?:\"--version\"|name)|click)", text
+            )
             assert not names, path
     for verb in LOADED.values():
         assert "Args:" not in (verb.function.__doc__ or ""), "the arguments are described by their declarations"
 
 
 def test_no_command_has_too_many_options() -> None:
-    for words, command in _commands(typer.main.get_command(build_app())):
+    for words, command in _commands(build_app()):
         options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
         assert len(options) <= MOST_OPTIONS, words
-        common = [each.name for each in options if not each.rich_help_panel]
+        common = [each.name for each in options if not getattr(each, "panel", "")]
         assert len(common) <= MOST_COMMON, (words, common)
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import typer
-
 from ckptcheck.cli.app import build_app
 from ckptcheck.verbs import VERBS
 from tests.paths import ROOT
 from tests.test_public_interface import _commands
 
-COMMANDS = dict(_commands(typer.main.get_command(build_app())))
+COMMANDS = dict(_commands(build_app()))
 OPTIONS = {
     words: {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
     for words, command in COMMANDS.items()
 }
 SETTINGS = {
-    words: {name.replace("_", "-") for name in command.callback.verb.settings} for words, command in COMMANDS.items()
+    words: {name.replace("_", "-") for name in command.verb.settings} for words, command in COMMANDS.items()
 }
 FILES = sorted(
     path

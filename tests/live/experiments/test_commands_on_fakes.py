@@ -11,8 +11,8 @@ from typing import Any
 
 import live
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError

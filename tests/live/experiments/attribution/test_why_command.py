@@ -12,8 +12,8 @@ from typing import Any
 import live
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 from ckptcheck.cli.app import build_app
 from ckptcheck.live.experiments.live_session import LiveSession
