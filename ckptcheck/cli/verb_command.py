@@ -7,12 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import click
+from msgspec import structs
 
 from ckptcheck.cli.report_command import HelpedArgument, PanelOption, ReportCommand, find_format, list_outputs
 from ckptcheck.errors import CkptcheckError, UsageError
@@ -301,7 +301,7 @@ def _with_rules(reports: Iterable[Report]) -> tuple[Report, ...]:
     from ckptcheck.linter.rule_loader import load_rules
 
     rules = tuple(load_rules())
-    return tuple(replace(report, rules=rules) for report in reports)
+    return tuple(structs.replace(report, rules=rules) for report in reports)
 
 
 def _run_each(verb: Verb, run: Callable[..., Any], arguments: Mapping[str, Any], names: Sequence[str]) -> Any:

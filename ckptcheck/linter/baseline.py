@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
@@ -55,4 +56,4 @@ def read_baseline(path: Path) -> frozenset[Identity]:
 def drop_known(report: Report, known: frozenset[Identity]) -> Report:
     """Return the report without known findings; `Report.known` counts them, and their rules do not count as passed."""
     new = tuple(finding for finding in report.findings if finding_identity(finding) not in known)
-    return replace(report, findings=new, known=len(report.findings) - len(new))
+    return structs.replace(report, findings=new, known=len(report.findings) - len(new))

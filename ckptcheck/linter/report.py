@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.late_import import load_function
@@ -28,8 +30,7 @@ Verdict = Literal["clean", "findings", "incomplete"]
 FailOn = Literal["error", "warning", "info", "never"]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """Measurements beside the findings: a table, lines, or both. They do not affect the verdict; rules do."""
 
     title: str
@@ -54,8 +55,11 @@ class Section:
         return whole | ({"lines": list(self.lines)} if self.lines else {})
 
 
-@dataclass(frozen=True)
-class Report:
+UNCOMPARED = frozenset({"unread", "headline", "next_step", "parts", "pictures", "rules", "fail_on"})
+"""Fields of a report in which equal reports may differ."""
+
+
+class Report(msgspec.Struct, frozen=True, eq=False):
     """Findings and the outcome of every rule that applied. Iterates over its findings.
 
     ``print`` writes it as the command does. A report is always true, also one with errors: ask its `verdict` or `exit_code()`.
@@ -74,33 +78,41 @@ class Report:
     """(code, error) of rules that failed or could not read their evidence; one makes the verdict incomplete."""
     error: str | None = None
     """Why the target could not be checked, or not all of it; else None."""
-    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    unread: tuple[str, ...] = ()
     """Files that could not be read: `error` says why, and rules that needed them repeat it; not part of the JSON form."""
     known: int = 0
     """Number of findings that a baseline covers; they are not among `findings`."""
-    counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
+    counts: Mapping[str, int] = msgspec.field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
     """Files, tensors and bytes of tensor data that were checked."""
     consumers: tuple[Mapping[str, Any], ...] = ()
     """One row per consumer that the user named: how it loads the checkpoint; () if the user named none."""
     sections: tuple[Section, ...] = ()
     """Measurements for the reader."""
-    read: Reading = field(default_factory=dict)
+    read: Reading = {}
     """What ckptcheck read of the target, if that may be less than all: label → text, number or list."""
-    identities: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, str] = {}
     """Label → identity of a set of weights (64 hexadecimal digits), if it was computed."""
-    headline: str = field(default="", compare=False)
+    headline: str = ""
     """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form; saved with pictures."""
-    next_step: str = field(default="", compare=False)
+    next_step: str = ""
     """A command that fits after this verdict, and what it does; "" for none. Not part of the JSON form."""
-    parts: tuple[str, ...] = field(default=(), compare=False)
+    parts: tuple[str, ...] = ()
     """Labels of the reports before this one, if it sums them up: a text shows it first, and of them what was found. Not part of
     the JSON form."""
-    pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
+    pictures: tuple[Picture, ...] = ()
     """Pictures for the HTML form, drawn only if the user asks for them; not part of the JSON form."""
-    rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
+    rules: tuple[Rule, ...] = ()
     """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
-    fail_on: FailOn = field(default="error", compare=False, repr=False)
+    fail_on: FailOn = "error"
     """The lightest severity that counts as failure, as the settings say; not part of the JSON form."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Report):
+            return NotImplemented
+        compared = (name for name in self.__struct_fields__ if name not in UNCOMPARED)
+        return all(getattr(self, name) == getattr(other, name) for name in compared)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         numbers = [count(number, severity) for severity in SEVERITIES if (number := self.count(severity))]
@@ -190,8 +202,7 @@ class Report:
         return result | ({"error": self.error} if self.error else {})
 
 
-@dataclass(frozen=True)
-class Reports:
+class Reports(msgspec.Struct, frozen=True):
     """The reports of one target or several, in their order. Behaves as one report, and as a sequence of reports.
 
     If there is exactly one report, it has all of that report's attributes. It is true whatever the verdict.
@@ -201,7 +212,7 @@ class Reports:
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of the only report. Raises AttributeError if there is none, or several."""
-        if name in Report.__dataclass_fields__ or (not name.startswith("_") and hasattr(Report, name)):
+        if name in Report.__struct_fields__ or (not name.startswith("_") and hasattr(Report, name)):
             if len(self.reports) == 1:
                 return getattr(self.reports[0], name)
             raise AttributeError(f"{len(self.reports)} reports have a {name} each: take one of them")
@@ -345,4 +356,8 @@ def _finite(cell: Cell) -> Cell:
 
 def add_cluster_notes(report: Report, notes: Sequence[str]) -> Report:
     """Add sentences about events in the cluster that did the work; return the report unchanged if there are none."""
-    return replace(report, sections=(*report.sections, Section("Cluster", lines=tuple(notes)))) if notes else report
+    return (
+        structs.replace(report, sections=(*report.sections, Section("Cluster", lines=tuple(notes))))
+        if notes
+        else report
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
+
+import msgspec
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """From most to least severe."""
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -22,8 +24,7 @@ else:
 """The evidence, or the view of it, that a rule checks."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A problem that a check found. The runner adds the code and the severity of the rule."""
 
     message: str
@@ -44,8 +45,7 @@ class Problem:
     """Codes of rules that name the cause: where one of them has a finding, this one is an info that points to it."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A problem with the code, the name and the severity of the rule that found it."""
 
     code: str
@@ -79,21 +79,20 @@ class SkipForDamage(Skip):
     """
 
 
-@dataclass(frozen=True)
-class Rule(Generic[E]):
+class Rule(msgspec.Struct, Generic[E], frozen=True):
     """One check of one kind of evidence."""
 
     code: str
     name: str
     severity: Severity
-    check: Callable[[E], Iterable[Problem]] = field(repr=False)
+    check: Callable[[E], Iterable[Problem]]
     on: str = "checkpoint"
     """The kind of evidence, or of view (`Evidence.view_for`): ``checkpoint``, ``index``, ``values``, ``megatron``, …"""
-    when: Callable[[E], bool] | None = field(default=None, repr=False)
+    when: Callable[[E], bool] | None = None
     """Whether the rule applies to this evidence; a rule that does not apply is not reported. None: it always applies."""
-    explanation: str = field(default="", repr=False)
+    explanation: str = ""
     """The page that ``ckptcheck rule CODE`` prints: the docstring of the rule's file."""
-    path: Path | None = field(default=None, repr=False)
+    path: Path | None = None
 
     @property
     def summary(self) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Problem, Rule, Severity
@@ -108,4 +109,4 @@ def load_rule_file(path: Path) -> Rule:
     rules = [value for value in vars(module).values() if isinstance(value, Rule)]
     if len(rules) != 1:
         raise CkptcheckError(f"{path} defines {len(rules)} rules; a rule's file defines exactly one")
-    return replace(rules[0], explanation=module.__doc__ or "", path=path)
+    return structs.replace(rules[0], explanation=module.__doc__ or "", path=path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.errors import EvidenceError, describe_shortage
 from ckptcheck.linter.evidence import Evidence
@@ -130,7 +130,7 @@ def note_unanswered(reports: Sequence[Report], wanted: Mapping[str, Collection[s
     ran |= {finding.code for report in reports for finding in report.findings}
     if not (error := "; ".join(sentence for sentence, codes in wanted.items() if ran.isdisjoint(codes))):
         return [*reports]
-    return [replace(report, error=report.error or error, next_step="") for report in reports]
+    return [structs.replace(report, error=report.error or error, next_step="") for report in reports]
 
 
 def _run_each(
@@ -219,7 +219,9 @@ def _fold(runs: Sequence[RuleRun]) -> list[Finding]:
         for finding in run.findings:
             cause = next((code for code in run.follows.get(finding, ()) if code in found), None)
             folded.append(
-                replace(finding, severity="info", hint=f"mend what {cause} names") if cause is not None else finding
+                structs.replace(finding, severity="info", hint=f"mend what {cause} names")
+                if cause is not None
+                else finding
             )
     return folded
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import SCHEMA, SCHEMA_OF_SEVERAL, Report, Section
@@ -134,4 +134,4 @@ def _load_with_pictures(form: Mapping[str, Any]) -> Report:
     headline = form.get("headline", "")
     if not isinstance(headline, str):
         raise CkptcheckError(f"it is no report of ckptcheck with pictures ({WITH_PICTURES}): its headline is no text")
-    return replace(load_report(report), headline=headline, pictures=tuple(map(load_picture, pictures)))
+    return structs.replace(load_report(report), headline=headline, pictures=tuple(map(load_picture, pictures)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import IO, Literal
+
+from msgspec import structs
 
 from ckptcheck.linter.report import Report, describe_reading, only_informs
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
@@ -237,7 +238,7 @@ def _findings(lines: LinePrinter, report: Report, told: dict[Finding, str] | Non
         was_short = False
         # A file that people write is named as they name it from the working folder.
         is_written = finding.line is not None and finding.file is not None
-        _finding(lines, replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
+        _finding(lines, structs.replace(finding, file=path_of(report.target, finding.file)) if is_written else finding)
     for code, number in shown.items():
         if number > MOST_PER_RULE:
             more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"
@@ -357,7 +358,9 @@ def group_findings(parts: Sequence[Report], labels: Sequence[str]) -> list[tuple
     for place, report in enumerate(parts):
         for finding in report.findings:
             key = " · ".join(filter(None, (labels[place], finding.key)))
-            groups.setdefault((finding.code, finding.severity), (replace(finding, key=key), {}))[1][place] = None
+            groups.setdefault((finding.code, finding.severity), (structs.replace(finding, key=key), {}))[1][place] = (
+                None
+            )
     found = [(finding, list(places)) for finding, places in groups.values()]
     return sorted(found, key=lambda group: (SEVERITIES.index(group[0].severity), -len(group[1])))
 

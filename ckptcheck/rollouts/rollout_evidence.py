@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
@@ -323,7 +325,7 @@ class RolloutEvidence(EvidenceDefaults):
         if not causes:
             return findings
         hint = f"fix first what {join_words(causes)} {'names' if len(causes) == 1 else 'name'}: this may follow from it"
-        arranged = [replace(each, hint=hint) if each.code in SIZES else each for each in findings]
+        arranged = [structs.replace(each, hint=hint) if each.code in SIZES else each for each in findings]
         return sorted(arranged, key=lambda each: (SEVERITIES.index(each.severity), each.code in SIZES))
 
     @property

@@ -2,10 +2,11 @@
 
 import os
 import shlex
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.formatting import join_words
@@ -209,7 +210,9 @@ def judge(
         )  # fmt: skip
         report = build_report(evidence, loaded, pictures=pictures)
         if any(finding.code == "PAR020" for finding in report.findings):  # the gap, whose cause is not known yet
-            report = replace(report, next_step=f"ckptcheck parity why {shlex.quote(str(path))} looks for the cause")
+            report = structs.replace(
+                report, next_step=f"ckptcheck parity why {shlex.quote(str(path))} looks for the cause"
+            )
         reports.append(report)
         # of a file alone nothing is compared with another
         if len(paths) > 1 or against:
@@ -223,7 +226,7 @@ def judge(
         summary = build_report(series, loaded, pictures=pictures)
         # each file has a verdict of its own: rules between files that had nothing to compare take none away
         error = None if summary.skipped and summary.error == NOTHING_LOOKED else summary.error
-        reports.append(replace(summary, parts=tuple(labels), error=error))
+        reports.append(structs.replace(summary, parts=tuple(labels), error=error))
     if against:
         reference = [
             SeriesMember.of(RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds))

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
+
+from msgspec import structs
 
 from ckptcheck.verbs.options import (
     Argument,
@@ -114,5 +115,5 @@ def open_job_report(
         setting.status not in ("set", "unresolved") for setting in opened.settings.values()
     ):
         why = f"--framework {framework}: none of its settings is in the job, so nothing of the job was checked"
-        report = replace(report, error=report.error or why)
+        report = structs.replace(report, error=report.error or why)
     return opened, report

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import structs
+
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
@@ -150,4 +152,4 @@ def parity_probe(
         absent = {} if "routing" in probes else {"routing": "the model has no experts"}
         reasons = {**absent, **trace.unavailable}
         why = "; ".join(f"--only {name}: {reasons[name]}" for name in wanted if name in reasons)
-        return replace(report, error=report.error or why) if why else report
+        return structs.replace(report, error=report.error or why) if why else report

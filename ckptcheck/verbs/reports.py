@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from ckptcheck.errors import UsageError
 
@@ -64,4 +65,4 @@ def build_report(
         from ckptcheck.reporters.evidence_pictures import draw_pictures
 
         drawn = draw_pictures(evidence)
-    return replace(report, rules=tuple(rules), pictures=drawn)
+    return structs.replace(report, rules=tuple(rules), pictures=drawn)

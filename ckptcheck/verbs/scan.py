@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -223,11 +222,13 @@ def scan(
         reports = scan_targets(names, request)
     reports = note_unanswered(reports, request.asked)
     if options.consumers and not any(report.consumers or report.error for report in reports):
-        reports = [replace(report, error=NOTHING_QUANTIZED, next_step="") for report in reports]
+        reports = [structs.replace(report, error=NOTHING_QUANTIZED, next_step="") for report in reports]
     elif options.consumers:
         unasked = (Section("Consumers", lines=("nothing in it is quantized: there was nothing to ask",)),)
         reports = [
-            report if report.consumers or report.error else replace(report, sections=(*report.sections, *unasked))
+            report
+            if report.consumers or report.error
+            else structs.replace(report, sections=(*report.sections, *unasked))
             for report in reports
         ]
     if write_baseline:
@@ -235,7 +236,7 @@ def scan(
         observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
     if known:
         reports = [baselines.drop_known(report, known) for report in reports]
-    return Reports(tuple(replace(report, rules=tuple(loaded_rules), fail_on=fail_on) for report in reports))
+    return Reports(tuple(structs.replace(report, rules=tuple(loaded_rules), fail_on=fail_on) for report in reports))
 
 
 def preview_repairs(

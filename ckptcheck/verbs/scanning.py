@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.deltas.target import may_be_deltas
@@ -160,12 +160,12 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         value_reader.start(ckpt)
         _read_headers(ckpt, target, request.observer)
         report = _run_rules(ckpt, request)
-        report = replace(_add_vocabulary(report, ckpt), next_step=_propose(report, ckpt, request))
+        report = structs.replace(_add_vocabulary(report, ckpt), next_step=_propose(report, ckpt, request))
         if request.options.consumers:
             from ckptcheck.consumers.table import explain_unknown, tabulate_consumers
 
             error = report.error or explain_unknown(ckpt)
-            report = replace(report, consumers=tuple(tabulate_consumers(ckpt)), error=error)
+            report = structs.replace(report, consumers=tuple(tabulate_consumers(ckpt)), error=error)
         if request.stats is not None:
             rows += _list_tensor_records(ckpt)
         return _add_pictures(report, ckpt, request)
@@ -216,7 +216,7 @@ def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
         return report
     from ckptcheck.values.detectors.vocabulary_summary import summarize_vocabulary
 
-    return replace(report, sections=(*report.sections, *summarize_vocabulary(ckpt)))
+    return structs.replace(report, sections=(*report.sections, *summarize_vocabulary(ckpt)))
 
 
 def _add_pictures(report: Report, ckpt: Checkpoint, request: ScanRequest) -> Report:
@@ -225,7 +225,7 @@ def _add_pictures(report: Report, ckpt: Checkpoint, request: ScanRequest) -> Rep
         return report
     from ckptcheck.reporters.evidence_pictures import draw_pictures
 
-    return replace(report, pictures=draw_pictures(ckpt))
+    return structs.replace(report, pictures=draw_pictures(ckpt))
 
 
 def _list_tensor_records(ckpt: Checkpoint) -> list[dict[str, object]]:

@@ -28,7 +28,8 @@ HM-RunningHub/ComfyUI_RH_FramePack#14 (a preprocessor_config.json), hao-ai-lab/F
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -48,7 +49,9 @@ FILES = {
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("not-json", "not-object", "byte-order-mark", files=FILES):
-        yield replace(problem, message=f"the config cannot be read: {problem.message}", hint="write the file again")
+        yield structs.replace(
+            problem, message=f"the config cannot be read: {problem.message}", hint="write the file again"
+        )
     if ckpt.config is None:
         return
     listed = ckpt.config.value.get("architectures")

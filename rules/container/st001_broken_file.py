@@ -45,7 +45,8 @@ ml-explore/mlx#3363 (a shape that does not fit)
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -75,5 +76,5 @@ HINTS = {
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for kind, hint in HINTS.items():
         for problem in ckpt.defects(kind):
-            yield replace(problem, hint=hint)
+            yield structs.replace(problem, hint=hint)
     ckpt.require_headers()

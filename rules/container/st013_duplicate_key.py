@@ -21,7 +21,8 @@ huggingface/safetensors#401, raven-ml/raven#226
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -37,7 +38,9 @@ CONFIGS = ("config.json", "adapter_config.json")
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("duplicate-key", files=ckpt.files.keys() - set(CONFIGS)):
-        yield replace(problem, hint="find out which of the two is right, and write the file again with each name once")
+        yield structs.replace(
+            problem, hint="find out which of the two is right, and write the file again with each name once"
+        )
     for problem in ckpt.defects("duplicate-key", files=CONFIGS):
         text = "this setting occurs twice, and Python keeps the last"
-        yield replace(problem, message=text, severity="warning", hint="remove the wrong one")
+        yield structs.replace(problem, message=text, severity="warning", hint="remove the wrong one")

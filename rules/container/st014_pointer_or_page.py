@@ -25,7 +25,8 @@ huggingface/transformers#27923, microsoft/OmniParser#34, codefuse-ai/MFTCoder#20
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -44,7 +45,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     spare = {name for name in ckpt.files if TWIN.fullmatch(name)} if _has_weights(ckpt) else set()
     for kind, hint in HINTS.items():
         for problem in ckpt.defects(kind, files=ckpt.files.keys() - spare):
-            yield replace(problem, hint=hint)
+            yield structs.replace(problem, hint=hint)
 
 
 def _has_weights(ckpt: Checkpoint) -> bool:

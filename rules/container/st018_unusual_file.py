@@ -25,7 +25,8 @@ Comfy-Org/ComfyUI#12266, huggingface/safetensors#607
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -41,5 +42,5 @@ HINTS = {
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for kind, hint in HINTS.items():
         for problem in ckpt.defects(kind) if kind != "no-tensors" or not ckpt.is_adapter else ():
-            yield replace(problem, hint=hint)
+            yield structs.replace(problem, hint=hint)
     ckpt.require_headers()

@@ -24,7 +24,8 @@ Blaizzy/mlx-vlm#1827; CVE-2007-4559 describes the attack by paths for archives, 
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.index import escapes_folder
@@ -37,7 +38,7 @@ def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
     for problem in ckpt.defects(
         "malformed-index", "not-json", "not-object", "byte-order-mark", files={ckpt.index.file}
     ):
-        yield replace(
+        yield structs.replace(
             problem,
             message=f"the index cannot be used: {problem.message}",
             hint="ckptcheck scan --fix writes it again from the headers",

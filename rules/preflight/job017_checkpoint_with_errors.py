@@ -19,7 +19,8 @@ slime's debugging guide ("Missing safetensors shards", "MoE router weights becom
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.jobs.job import Job
@@ -46,6 +47,6 @@ def check(job: Job) -> Iterator[Problem]:
                 at=name,
                 hint=f"ckptcheck scan {shlex.quote(checkpoint.path)} --headers-only{option}",
             )
-            yield replace(problem, names=first.names)
+            yield structs.replace(problem, names=first.names)
     if reasons:
         raise Skip("; ".join(dict.fromkeys(reasons)))

@@ -21,7 +21,8 @@ alibaba/ROLL at 8eb27cc2 (`default_value_model_provider`, `forward_func_values`)
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job
@@ -43,7 +44,7 @@ def check(job: Job) -> Iterator[Problem]:
             at="critic.backend",
             hint="check that default_value_model_provider of your version builds one, or train the critic with deepspeed or fsdp2",
         )
-        yield replace(problem, severity="warning")
+        yield structs.replace(problem, severity="warning")
     elif job.framework == "ROLL" and backend is not None and kind not in LOADED:
         yield job.problem(
             f"the critic's model_type is {job.describe('critic.model_type')}, and ROLL loads a critic only as"
@@ -69,4 +70,4 @@ def check(job: Job) -> Iterator[Problem]:
             at="critic.num_labels",
             hint="remove num_labels",
         )
-        yield replace(problem, severity="warning")
+        yield structs.replace(problem, severity="warning")

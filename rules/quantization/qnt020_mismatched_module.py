@@ -45,7 +45,8 @@ vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -65,7 +66,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         way.is_quantized or way.companions for way in ckpt.quantization.storages
     )
     for problem in describe_mismatches(ckpt, find_mismatches(ckpt, quantized=False)) if is_plain else ():
-        yield replace(
+        yield structs.replace(
             problem,
             message=f"no weight is quantized, but quantization_config says so: {problem.message.partition(': ')[2]}",
             key="quantization_config",

@@ -23,8 +23,9 @@ radixark/miles#1724 (a recovered engine gets traffic before its first sync), vll
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
+
+from msgspec import structs
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.live.refit.running_servers.comparability import (
@@ -54,7 +55,7 @@ def check(evidence: ServerEvidence) -> Iterator[Problem]:
             continue
         compared += 1
         for problem in _compare_servers(one, other):
-            yield replace(problem, message=problem.message + alike)
+            yield structs.replace(problem, message=problem.message + alike)
     if not compared:
         raise Skip(skip_reason)
 

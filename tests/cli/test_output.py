@@ -8,12 +8,12 @@ import pty
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 from ckptcheck.linter.report import Reports
 from ckptcheck.reporters import ReportFormat
@@ -160,7 +160,7 @@ def test_what_the_headers_show_is_written_before_long_reading_goes_on(
 
     observer = output.TerminalObserver()
     report = ckptcheck.scan(here / "broken", headers_only=True)
-    observer.note_report(replace(report[0], target="broken"))
+    observer.note_report(structs.replace(report[0], target="broken"))
     monkeypatch.setattr(output, "LINE_INTERVAL", 0.0)
     with observer.progress("broken") as advance:
         assert advance is not None

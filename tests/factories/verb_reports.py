@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 import ckptcheck
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -73,6 +74,8 @@ def report_every_verb(folder: Path) -> dict[str, Report]:
     }
     rules = [rule for rule in rule_loader.load_rules() if rule.on in {each.kind for each in evidence.values()}]
     return {"scan": ckptcheck.scan(CHECKPOINTS / "tiny-llama-sharded", pictures=True)[0]} | {
-        name: replace(run_rules(each, [rule for rule in rules if rule.on == each.kind]), pictures=draw_pictures(each))
+        name: structs.replace(
+            run_rules(each, [rule for rule in rules if rule.on == each.kind]), pictures=draw_pictures(each)
+        )
         for name, each in evidence.items()
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import ckptcheck
 from ckptcheck import CkptcheckError
@@ -82,9 +82,9 @@ def test_each_line_and_finding_is_looked_at_once(monkeypatch: pytest.MonkeyPatch
     table = tables.tabulate(lines)
     assert table is not None
     assert (len(table.rows), table.left_out, len(described)) == (tables.MOST_LINES, 100 - tables.MOST_LINES, 30)
-    findings = [replace(FOUND.findings[0], code=f"ABC{number % 3}", severity=severity)
+    findings = [structs.replace(FOUND.findings[0], code=f"ABC{number % 3}", severity=severity)
                 for number, severity in enumerate(["info", "error", "warning", "warning"] * 2)]  # fmt: skip
-    states = html_page._list_states(replace(FOUND, findings=tuple(findings)))
+    states = html_page._list_states(structs.replace(FOUND, findings=tuple(findings)))
     assert {code: state for code, (state, _) in states.items() if code.startswith("ABC")} == {
         "ABC0": "warning", "ABC1": "error", "ABC2": "error",
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_the_sentence_of_a_clean_report_is_saved_with_its_pictures(tmp_path: Pat
 
 
 def test_rules_by_targets_show_who_found_what() -> None:
-    passed = replace(
+    passed = structs.replace(
         DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL006", "not read"),), crashed=(("VAL003", "odd"),)
     )
     picture = draw_overview([DRAWN, passed])

@@ -6,11 +6,11 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptcheck.linter.report import Report
 from ckptcheck.reporters.html.page import render_page
@@ -32,7 +32,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-LARGE = replace(DRAWN, pictures=(make_heat_map(layers=92, experts=1520),))
+LARGE = structs.replace(DRAWN, pictures=(make_heat_map(layers=92, experts=1520),))
 """A report of 140,000 tensors."""
 
 

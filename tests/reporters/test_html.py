@@ -6,12 +6,12 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
@@ -95,7 +95,7 @@ def test_ids_are_unique_and_every_link_leads_somewhere() -> None:
 def test_only_pages_with_curves_carry_the_library_that_draws_them() -> None:
     curves = next(picture for picture in DRAWN.pictures if isinstance(picture, Curves))
     for picture, has_library in ((curves, True), (make_heat_map(), False)):
-        style, _, script = Parts(render("html", [replace(DRAWN, pictures=(picture,))], RULES)).raw
+        style, _, script = Parts(render("html", [structs.replace(DRAWN, pictures=(picture,))], RULES)).raw
         assert ("The MIT License (MIT)" in script) is has_library
         assert (UPLOT / "uPlot.iife.min.js").read_text(encoding="utf-8").strip() in script or not has_library
         assert (".uplot canvas" in style) is has_library
@@ -109,7 +109,7 @@ def test_the_library_is_as_its_authors_published_it() -> None:
 
 
 def test_names_become_templates_and_numbers() -> None:
-    data = data_of(render("html", [replace(DRAWN, pictures=(make_heat_map(),))], RULES))
+    data = data_of(render("html", [structs.replace(DRAWN, pictures=(make_heat_map(),))], RULES))
     (picture,) = data["reports"][0]["pictures"]
     template = data["templates"][picture["cells"][0]["n"]]
     assert "6".join(template) == f"model.layers.6.{MODULES[0]}.weight"
@@ -119,7 +119,7 @@ def test_names_become_templates_and_numbers() -> None:
 
 def test_ten_thousand_tensors_fit_into_half_a_megabyte() -> None:
     picture = make_heat_map(layers=40, experts=250)
-    assert len(render("html", [replace(DRAWN, pictures=(picture,))], RULES)) < 500_000
+    assert len(render("html", [structs.replace(DRAWN, pictures=(picture,))], RULES)) < 500_000
 
 
 EVIDENCE = build_localization({})
@@ -168,7 +168,7 @@ def test_a_notebook_shows_pictures_in_a_frame_that_reaches_nothing() -> None:
     inner = Parts(frame["srcdoc"] or "")
     assert any("default-src 'none'" in (tag.get("content") or "") for tag in inner.find("meta"))
     assert "<img" not in text
-    assert "<iframe" not in replace(DRAWN, pictures=())._repr_html_()
+    assert "<iframe" not in structs.replace(DRAWN, pictures=())._repr_html_()
 
 
 def test_a_picture_names_rules_on_its_own_evidence(tmp_path: Path) -> None:

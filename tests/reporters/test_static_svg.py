@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.dom import minidom
 
 import pytest
+from msgspec import structs
 
 import ckptcheck
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, Series, State, TextTable
@@ -129,6 +130,6 @@ def test_a_saved_report_asks_for_so_many_cells_and_no_more(tmp_path: Path, monke
     monkeypatch.setattr(page, "MOST_CELLS", 10)
     maps = tuple(HeatMap(name, "", ("r",) * 3, ("0",) * 3, {}) for name in ("one", "two"))
     saved = tmp_path / "saved.json"
-    saved.write_text(render("json-with-pictures", [replace(DRAWN, pictures=maps)], ()), encoding="utf-8")
+    saved.write_text(render("json-with-pictures", [structs.replace(DRAWN, pictures=maps)], ()), encoding="utf-8")
     ckptcheck.write_page(saved, tmp_path / "page.html", svg=tmp_path / "pictures")
     assert [file.name for file in (tmp_path / "pictures").iterdir()] == ["one.svg"]

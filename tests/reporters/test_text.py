@@ -78,7 +78,7 @@ findings = st.builds(
 fates = st.lists(st.tuples(st.sampled_from([rule.code for rule in RULES]), anything), max_size=2).map(tuple)
 reports_of_anything = st.lists(
     st.builds(
-        Report,
+        lambda **fields: Report(**fields),
         target=anything.map(lambda text: text.replace("\0", "")),
         findings=st.lists(findings, max_size=3).map(tuple),
         passed=st.lists(st.sampled_from(["IDX001", "CFG002"]), unique=True, max_size=2).map(tuple),

@@ -15,9 +15,7 @@ OPTIONS = {
     words: {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
     for words, command in COMMANDS.items()
 }
-SETTINGS = {
-    words: {name.replace("_", "-") for name in command.verb.settings} for words, command in COMMANDS.items()
-}
+SETTINGS = {words: {name.replace("_", "-") for name in command.verb.settings} for words, command in COMMANDS.items()}
 FILES = sorted(
     path
     for folder in ("ckptcheck", "rules", "docs", ".github")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import EMBEDDING
@@ -90,7 +90,7 @@ def find_absent_parts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
         if sum(1 for name in ckpt.layout.names_by_template if sense.search(name)) < LEAST_KINDS:
             effect = "what loads it starts from random numbers, or stops"
             problem = _describe_absent(config, section, "a part of the model", effect)
-            yield Fault("missing", replace(problem, severity="warning"))
+            yield Fault("missing", structs.replace(problem, severity="warning"))
         elif (found := _find_absent_projector(ckpt, config, section, sense)) is not None:
             yield Fault("missing", found)
 

@@ -7,7 +7,6 @@ of each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -97,7 +96,7 @@ def _fold_renamed(ckpt: Checkpoint, found: list[Fault]) -> Iterator[Fault]:
         if fault.fact == "missing" and place in surplus:
             message = f"{fault.problem.message}; {surplus[place]} is stored, for which it has no place"
             yield structs.replace(
-                fault, problem=replace(fault.problem, message=message, hint=RENAMED.format(surplus[place]))
+                fault, problem=structs.replace(fault.problem, message=message, hint=RENAMED.format(surplus[place]))
             )
         else:
             yield fault

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,13 +28,12 @@ class IgnoreEntry(msgspec.Struct, frozen=True):
     """JSON path of the entry."""
 
 
-@dataclass(frozen=True)
-class Quantization:
+class Quantization(msgspec.Struct, frozen=True, dict=True):
     """How a checkpoint is quantized."""
 
     declarations: tuple[Declaration, ...]
     """Every config that declares a quantization, in the order in which consumers read them; () if only tensors show it."""
-    storages: Mapping[ModuleStorage, list[str]] = field(repr=False)
+    storages: Mapping[ModuleStorage, list[str]]
     """Storage → the modules with this storage, quantized or not."""
 
     @property

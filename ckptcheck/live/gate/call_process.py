@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.observer import Observer
@@ -54,8 +56,6 @@ def main() -> None:
 
 def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:
     """Call a function of the API, and return its reports as JSON, with the tables that a summary shows; [] for anything else."""
-    from dataclasses import replace
-
     import ckptcheck
     from ckptcheck.linter.report import Report, Reports
 
@@ -64,7 +64,9 @@ def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:
     outcome = function(*positional, **arguments, observer=StderrObserver())
     reports = [outcome] if isinstance(outcome, Report) else outcome if isinstance(outcome, Reports) else []
     return [
-        replace(report, sections=tuple(one.shorter or one for one in report.sections if not one.is_idle)).to_dict()
+        structs.replace(
+            report, sections=tuple(one.shorter or one for one in report.sections if not one.is_idle)
+        ).to_dict()
         for report in reports
     ]
 

@@ -7,9 +7,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError, OutputError
 from ckptcheck.jobs.job import Job
@@ -124,7 +126,7 @@ def run_gate(
 
 
 def _fails(result: StageResult, fail_on: FailOn) -> bool:
-    return any(replace(report, crashed=(), error=None).exit_code(fail_on) == 1 for report in result.reports)
+    return any(structs.replace(report, crashed=(), error=None).exit_code(fail_on) == 1 for report in result.reports)
 
 
 def _run_stage(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import structs
 
 from ckptcheck.compare.activations.points import (
     Point,
@@ -207,7 +209,9 @@ class Localization(EvidenceDefaults):
             for replica in self.replicas
         )
         table = Section("Ranks", ("ranks", "points", "largest relative", "first that differs"), rows)
-        return table, *(replace(section, title=f"{section.title}, {part.ranks}") for section in part._point_tables)
+        return table, *(
+            structs.replace(section, title=f"{section.title}, {part.ranks}") for section in part._point_tables
+        )
 
     @property
     def _point_tables(self) -> tuple[Section, ...]:

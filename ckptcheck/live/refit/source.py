@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.files_beside import copy_files_beside, list_files_beside
@@ -58,7 +59,7 @@ def add_source_errors(report: Report, tolerated: Sequence[str] | None) -> Report
     if not tolerated:
         return report
     title = "errors of the source itself, which this trial ignored (--set despite-errors=on)"
-    return replace(report, sections=(Section(title, lines=tuple(tolerated)), *report.sections))
+    return structs.replace(report, sections=(Section(title, lines=tuple(tolerated)), *report.sections))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

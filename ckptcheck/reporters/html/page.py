@@ -7,10 +7,11 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, State
 from ckptcheck.linter.report import Cell, Report, describe_reading, only_informs
@@ -51,7 +52,7 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
     from ckptcheck import __version__
 
     drawn = limit_cells([report.pictures for report in reports])
-    reports = [replace(report, pictures=pictures) for report, pictures in zip(reports, drawn, strict=True)]
+    reports = [structs.replace(report, pictures=pictures) for report, pictures in zip(reports, drawn, strict=True)]
     overview = [picture for picture in [draw_overview(reports)] if picture is not None]
     has_curves = any(isinstance(picture, Curves | Histogram) for report in reports for picture in report.pictures)
     script, style = _read_script(has_curves), _read_style(has_curves)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
@@ -30,7 +31,7 @@ def render_saved_reports(paths: Sequence[Path]) -> str:
     try:
         page = render_page(
             [
-                report if report.pictures else replace(report, pictures=(NOTHING_SAVED,))
+                report if report.pictures else structs.replace(report, pictures=(NOTHING_SAVED,))
                 for reports in loaded.values()
                 for report in reports
             ],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
@@ -139,6 +140,6 @@ def test_names_of_tensors_are_only_text(healthy: RefitTrace) -> None:
     entry = replace(sync.manifest[0, OUT], name=HOSTILE)
     one = replace(sync, manifest={(0, HOSTILE): entry}, reference={(0, HOSTILE): entry})
     trace = replace(healthy, syncs=(one,), scorings=())
-    page = render("html", [replace(run_rules(trace, RULES), pictures=draw_pictures(trace))], RULES)
+    page = render("html", [structs.replace(run_rules(trace, RULES), pictures=draw_pictures(trace))], RULES)
     assert "<img" not in page
     assert "\u202e" not in page
