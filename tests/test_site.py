@@ -70,7 +70,7 @@ def test_the_options_and_the_api_are_the_ones_there_are(pages: Path) -> None:
     assert "The command: `ckptcheck scan`." in (pages / "reference/api.md").read_text(encoding="utf-8")
     assert "| `--set near-zero-threshold` | " in options
     assert (
-        "| `--fail-on <error|warning|info|never>` | Exit with 1 on findings of this severity or a worse one. \\[default: error\\] |"
+        "| `--fail-on [error|warning|info|never]` | Exit with 1 on findings of this severity or a worse one. \\[default: error\\] |"
         in options
     )
 

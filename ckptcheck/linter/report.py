@@ -16,6 +16,8 @@ from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import Picture
+else:
+    Picture = Any  # help() evaluates the annotations of a struct
 
 SCHEMA = "ckptcheck-report/1"
 SCHEMA_OF_SEVERAL = "ckptcheck-reports/1"

@@ -54,6 +54,7 @@ ELSEWHERE: dict[str, str] = {
     "what the system says of processes": f"""
         {WORKER}dry_load_answer.py:limit_memory {WORKER}inventory.py:memory_bytes {WORKER}supervisor.py:_read_proc""",
     "written by this process a moment ago": "ckptcheck/compare/signatures/sign.py:sign_folder",
+    "a shell's own file, to see whether it has a line": "ckptcheck/cli/completion.py:_install",
     "rules, and scripts of ours, whose code runs too": """
         ckptcheck/runners/import_path.py:run
         ckptcheck/linter/rule_index.py:describe_rule ckptcheck/linter/rule_index.py:_find_condition

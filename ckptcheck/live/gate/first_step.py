@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.framework_folders import load_framework_file
@@ -146,7 +147,7 @@ def run_first_step(call: FirstStepCall, observer: Observer = SILENT) -> list[Rep
     ]
     shown = _describe(call, first_step, rows, folder / "log.txt")
     return [
-        replace(
+        structs.replace(
             report,
             error=None if place else reason or None,
             # the others list each tensor of so few syncs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -185,7 +184,7 @@ def plan_with_copies(address: str, source: Source, joined: JoinedTensors) -> Ide
     if plan is None:
         return None
     copies = [plan_joined_weights(address, source, copy) for copy in joined.copies]
-    return replace(plan, copies=tuple(copy.layouts for copy in copies if copy is not None))
+    return structs.replace(plan, copies=tuple(copy.layouts for copy in copies if copy is not None))
 
 
 def plan_joined_weights(
