@@ -203,21 +203,23 @@ def _show_parameter(parameter: Parameter) -> click.Parameter:
         metavar = "N,…" if parameter.is_whole else "NAME,…"
     is_required = declared.is_required or parameter.is_variadic or default is inspect.Parameter.empty
     several = is_repeated(parameter)
-    if is_required:
-        default = None
-    elif is_switch:
-        default = bool(default)
-    elif several:
-        default = default if isinstance(default, tuple) else None
     keywords: dict[str, Any] = {"type": kind, "required": is_required, "metavar": metavar or None}
     if is_argument:
         return HelpedArgument([parameter.name], declared.help, nargs=-1 if several else 1, **keywords)
-    shows_default = declared.shown or not (default is None or default in ((), ""))
+    if is_switch:
+        keywords |= {"default": bool(default), "is_flag": True}
+    elif not is_required and default is not None:  # click takes a None that is given for a value
+        keywords["default"] = default
+    shows_default = declared.shown or not (is_required or default is None or default in ((), ""))
     names = declared.names.split(" ") if declared.names else [f"--{parameter.name.replace('_', '-')}"]
     return PanelOption(
-        [*names, parameter.name], declared.panel, help=declared.help, default=default, multiple=several, is_flag=is_switch or None,
-        show_default=shows_default, **keywords,
-    )  # fmt: skip
+        [*names, parameter.name],
+        declared.panel,
+        help=declared.help,
+        multiple=several,
+        show_default=shows_default,
+        **keywords,
+    )
 
 
 def _choose_type(parameter: Parameter) -> Any:

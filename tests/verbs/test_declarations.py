@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
 import pytest
 
 import ckptcheck
@@ -116,6 +117,25 @@ def test_only_signatures_declare() -> None:
             assert not names, path
     for verb in LOADED.values():
         assert "Args:" not in (verb.function.__doc__ or ""), "the arguments are described by their declarations"
+
+
+def test_what_is_required_is_asked_for() -> None:
+    asked = []
+    for words, command in _commands(build_app()):
+        required = [each for each in command.params if each.required]
+        arguments = ["1" for each in required if each.param_type_name == "argument"]
+        options = [each for each in required if each.param_type_name == "option"]
+        for left_out in options:
+            others = [word for each in options if each is not left_out for word in (each.opts[0], "1")]
+            with pytest.raises(click.MissingParameter) as caught:
+                command.make_context(words, [*arguments, *others])
+            assert caught.value.param is left_out, words
+            asked.append((words, left_out.opts[0]))
+        if arguments:
+            with pytest.raises(click.MissingParameter):
+                command.make_context(words, [word for each in options for word in (each.opts[0], "1")])
+    assert ("manifest", "-o") in asked
+    assert ("parity convert", "-o") in asked
 
 
 def test_no_command_has_too_many_options() -> None:
