@@ -14,6 +14,7 @@ from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.defects import is_watched, iter_problems
 from ckptcheck.checkpoint.document import Defect, detect_foreign_format
 from ckptcheck.checkpoint.file_reader import FileReader
+from ckptcheck.checkpoint.files_of_tensors import FilesOfTensors
 from ckptcheck.checkpoint.header import FIRST_READ, Shard, UnfitTensor, expect_headers, read_shard
 from ckptcheck.checkpoint.index import Index, find_index_file, read_index
 from ckptcheck.checkpoint.layout import Layout, parse_layout
@@ -272,13 +273,9 @@ class Checkpoint(EvidenceDefaults):
         )
 
     @cached_property
-    def tensor_to_file(self) -> dict[str, str]:
+    def tensor_to_file(self) -> FilesOfTensors:
         """Tensor → the loaded file that holds it (the last one, if several do), in no particular order."""
-        tensor_to_file: dict[str, str] = {}
-        for name in self.model_files:
-            if name in self.shards:
-                tensor_to_file.update(dict.fromkeys(self.shards[name].tensors, name))
-        return tensor_to_file
+        return FilesOfTensors({name: self.shards[name].tensors for name in self.model_files if name in self.shards})
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -387,7 +384,7 @@ class Checkpoint(EvidenceDefaults):
             list(map(places.get, shard.tensors)) == [shard.name] * len(shard.tensors) for shard in loaded
         )
         if agrees:
-            self.index.use_headers({shard.name: shard.tensors for shard in loaded})
+            self.index.use_headers(self.tensor_to_file)
         return agrees
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
@@ -45,29 +45,9 @@ class Index(msgspec.Struct, frozen=True, dict=True):
         """The files that the index names, sorted."""
         return tuple(sorted(set(self.weight_map.values())))
 
-    def use_headers(self, names: Mapping[str, Collection[str]]) -> None:
-        """Forget the names, which headers hold too: they take 150 bytes a tensor. names: file → its tensors, as here."""
-        structs.force_setattr(self, "weight_map", _NamesOfHeaders(names))
-
-
-class _NamesOfHeaders(Mapping[str, str]):
-    """The weight_map of an index that agrees with the headers: made from them when somebody looks into it."""
-
-    def __init__(self, names: Mapping[str, Collection[str]]) -> None:
-        self._names = names
-
-    @cached_property
-    def _places(self) -> dict[str, str]:
-        return {tensor: file for file, tensors in self._names.items() for tensor in tensors}
-
-    def __getitem__(self, name: str) -> str:
-        return self._places[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._names.values()))
+    def use_headers(self, weight_map: Mapping[str, str]) -> None:
+        """Forget the names, which headers hold too: they take 150 bytes a tensor. weight_map: one equal to its own."""
+        structs.force_setattr(self, "weight_map", weight_map)
 
 
 def find_index_file(files: Collection[str]) -> str | None:
