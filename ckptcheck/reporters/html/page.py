@@ -212,6 +212,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FunctionLoader(lambda name: _read(f"parts/{name}")),
         autoescape=True,
+        optimized=False,  # the templates have no constants to fold, and searching for some takes a sixth of compiling them
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
