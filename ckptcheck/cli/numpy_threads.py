@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 NAME = "OPENBLAS_NUM_THREADS"
-VERBS = ("scan", "judge", "identity", "series")
+VERBS = ("scan", "judge", "series")
 """Verbs that always use numpy, and multiply no large matrices."""
 KEPT = (1 << 25) - (1 << 16)
 """Bytes: close to the most that glibc learns from, DEFAULT_MMAP_THRESHOLD_MAX of its malloc.c."""

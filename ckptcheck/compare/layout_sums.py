@@ -11,6 +11,7 @@ from ckptcheck.checkpoint.source import Source
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 from ckptcheck.text.formatting import join_truncated
+from ckptcheck.values.tensor_part import packed_strides
 
 if TYPE_CHECKING:
     from typing import Any
@@ -49,6 +50,10 @@ def iterate_sums(
     def sum_slab(task: tuple[Key, FileChunk]) -> SummedSlab:
         key, slab = task
         layout = layouts[key]
+        if look_at is None and (start := _find_start(slab, layout)) is not None:
+            nbytes = prod(slab.shape) * layout.itemsize
+            if (sums := files.sum_range(slab.file, slab.offset, nbytes, start)) is not None:
+                return SummedSlab(slab.file, sums, nbytes)
         values = files.read_rectangle(slab.file, slab.offset, slab.shape, slab.strides, layout.itemsize)
         if look_at is not None:
             look_at(key, values, slab.origin)
@@ -64,6 +69,14 @@ def iterate_sums(
             pool.shutdown(wait=True, cancel_futures=True)
         if changed := files.list_changed():
             raise UnreadableFile(join_truncated(changed), "it changed while it was read")
+
+
+def _find_start(slab: FileChunk, layout: TensorLayout) -> int | None:
+    """Return the offset in the tensor of the first byte of a slab that is consecutive bytes of it; None for another slab."""
+    has_whole_rows = bool(slab.shape) and slab.shape[1:] == layout.shape[1:] and not any(slab.origin[1:])
+    if not has_whole_rows or slab.strides != packed_strides(slab.shape, layout.itemsize):
+        return None
+    return slab.origin[0] * slab.strides[0]
 
 
 def cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import select
-import shutil
 import stat
 import sys
 import time
@@ -278,6 +277,8 @@ def open_for_replace(path: Path) -> Iterator[Path]:
         os.close(handle)
         yield Path(temporary)
         if is_stream:
+            import shutil
+
             for stream_of_ours in filter(None, (sys.stdout, sys.stderr)):
                 stream_of_ours.flush()
             with open(temporary, "rb") as file, os.fdopen(_open_with_reader(path), "wb") as stream:

@@ -14,7 +14,7 @@
 #define WORDS 256 /* words of eight bytes in a block; their factors fit into the first-level cache */
 #define LOW 0xffffffffu
 
-uint32_t shard_digest_version(void) { return 2; }
+uint32_t shard_digest_version(void) { return 3; }
 
 /* factors: [half][low or high digit][word], each below 2^32. */
 static void add_block(const unsigned char *bytes, const uint64_t *factors, uint64_t *sums) {
@@ -105,17 +105,17 @@ void shard_digest_add(const unsigned char *bytes, size_t rows, size_t length, si
   }
 }
 
-/* Adds `length` bytes of an open file from `offset` on, the first of which is byte 0 of the tensor. They are read into `block`, a
- * multiple of 2048 bytes that stays in the processor's own cache. Returns how many the file has, or -1 with errno. */
-int64_t shard_digest_read(int file, uint64_t offset, uint64_t length, unsigned char *block, size_t size, const uint64_t *factors,
-                          const uint64_t *seeds, uint64_t *sums) {
+/* Adds `length` bytes of an open file from `offset` on, the first of which is byte `start` of the tensor. They are read into `block`,
+ * a multiple of 2048 bytes that stays in the processor's own cache. Returns how many the file has, or -1 with errno. */
+int64_t shard_digest_read(int file, uint64_t offset, uint64_t length, uint64_t start, unsigned char *block, size_t size,
+                          const uint64_t *factors, const uint64_t *seeds, uint64_t *sums) {
   uint64_t done = 0;
   while (done < length) {
     ssize_t got = pread(file, block, length - done < size ? length - done : size, (off_t)(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return -1;
     if (got == 0) break;
-    shard_digest_add(block, 1, (size_t)got, 0, done, 0, factors, seeds, sums);
+    shard_digest_add(block, 1, (size_t)got, 0, start + done, 0, factors, seeds, sums);
     done += (uint64_t)got;
   }
   return (int64_t)done;

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_sums", "format_sums", "is_compiled", "sum_bytes", "sum_file", "sum_memory", "sum_rows", "sum_shard"]
 
-KERNEL_VERSION = 2
+KERNEL_VERSION = 3
 """The return value of `shard_digest_version` in the source that belongs to this file."""
 LIBRARY = Path(__file__).with_name("_shard_digest.so")
 LINE = 64
@@ -94,13 +94,13 @@ def sum_memory(address: int, nbytes: int) -> Sums | None:
     return None if kernels is None else kernels.add(address, 1, nbytes, nbytes, 0, 0)
 
 
-def sum_file(file: int, begin: int, nbytes: int) -> tuple[Sums, int] | None:
-    """Return the two sums of a tensor that is a range of an open file, and how many of its bytes the file has.
+def sum_file(file: int, begin: int, nbytes: int, start: int = 0) -> tuple[Sums, int] | None:
+    """Return the addition of a range of an open file to the two sums of its tensor, and how many of its bytes the file has.
 
-    None where the kernel is not compiled. file: a descriptor. Raises OSError.
+    None where the kernel is not compiled. file: a descriptor. start: offset of the first byte in the tensor. Raises OSError.
     """
     kernels = _load_kernels()
-    return None if kernels is None else kernels.read(file, begin, nbytes)
+    return None if kernels is None else kernels.read(file, begin, nbytes, start)
 
 
 def is_compiled() -> bool:
@@ -169,7 +169,7 @@ class Kernels(NamedTuple):
     """The functions of the compiled library."""
 
     add: Kernel
-    read: Callable[[int, int, int], tuple[Sums, int]]
+    read: Callable[[int, int, int, int], tuple[Sums, int]]
     """As `sum_file`."""
 
 
@@ -188,7 +188,7 @@ def _load_kernels() -> Kernels | None:
     word, pointer, size = ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t
     add.argtypes = [pointer, size, size, size, word, word, pointer, pointer, pointer]
     add.restype = None
-    read.argtypes = [ctypes.c_int, word, word, pointer, size, pointer, pointer, pointer]
+    read.argtypes = [ctypes.c_int, word, word, word, pointer, size, pointer, pointer, pointer]
     read.restype = ctypes.c_int64
     words = [each for half in (0, 1) for digit in (0, 1) for each in factors(half)[digit::2]]
     table, seeds = (word * (len(words) + LINE // 8))(), (word * len(SEEDS))(*SEEDS)
@@ -204,12 +204,12 @@ def _load_kernels() -> Kernels | None:
         add(raw, number, length, pitch, start, stride, *constants, sums)
         return sums[0], sums[1]
 
-    def sum_file(file: int, begin: int, nbytes: int) -> tuple[Sums, int]:
+    def sum_file(file: int, begin: int, nbytes: int, start: int) -> tuple[Sums, int]:
         sums = (word * 2)()
         block = free.pop() if free else mmap.mmap(-1, READ_BYTES)  # begins at a page
         try:
             address = ctypes.addressof(ctypes.c_char.from_buffer(block))
-            got = read(file, begin, nbytes, address, READ_BYTES, *constants, sums)
+            got = read(file, begin, nbytes, start, address, READ_BYTES, *constants, sums)
         finally:
             free.append(block)
         if got < 0:

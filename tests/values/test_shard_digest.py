@@ -191,7 +191,7 @@ def test_a_library_of_another_version_is_not_used(
 ) -> None:
     source = Path(shard_digest.__file__).with_suffix(".c").read_text(encoding="utf-8")
     other = tmp_path / "other.c"
-    other.write_text(source.replace("return 2;", "return 0;"), encoding="utf-8")
+    other.write_text(source.replace("return 3;", "return 0;"), encoding="utf-8")
     if not hook.compile_library(other, tmp_path / "other.so"):
         pytest.skip("no C compiler")
     assert ctypes.CDLL(str(tmp_path / "other.so")).shard_digest_version() == 0
@@ -221,11 +221,12 @@ def test_a_range_of_a_file_has_the_sums_of_its_bytes(number: int, kernel: Any, t
     path, raw = tmp_path / "file", random_bytes(number + 20).tobytes()
     path.write_bytes(raw)
     with path.open("rb") as file:
-        assert kernel.read(file.fileno(), 7, number) == (sum_bytes(raw[7 : 7 + number]), number)
+        for start in (0, 1, BLOCK, 3 * BLOCK + 8):
+            assert kernel.read(file.fileno(), 7, number, start) == (sum_bytes(raw[7 : 7 + number], start), number)
         # of a file that was cut, what is left
-        assert kernel.read(file.fileno(), 7, number + 1000) == (sum_bytes(raw[7:]), number + 13)
+        assert kernel.read(file.fileno(), 7, number + 1000, 0) == (sum_bytes(raw[7:]), number + 13)
     with path.open("ab") as file, pytest.raises(OSError, match="Bad file descriptor"):
-        kernel.read(file.fileno(), 0, 1)
+        kernel.read(file.fileno(), 0, 1, 0)
 
 
 @pytest.mark.parametrize("content", KNOWN)

@@ -82,6 +82,26 @@ class TensorFiles:
         if done < buffer.size:
             raise UnreadableFile(file, "it ends earlier than its header says")
 
+    def sum_range(self, file: str, offset: int, nbytes: int, start: int) -> tuple[int, int] | None:
+        """Return the addition of a range to the two sums of its tensor's shard digest, without a copy of it.
+
+        None where that is impossible. start: offset of the first byte in the tensor. Raises UnreadableFile.
+        """
+        from ckptcheck.values.shard_digest import sum_file
+
+        if self.source.local is None:
+            return None
+        try:
+            found = sum_file(self._open(file), offset, nbytes, start)
+        except OSError as error:
+            raise UnreadableFile(file, error.strerror or str(error)) from error
+        if found is None:
+            return None
+        sums, got = found
+        if got < nbytes:
+            raise UnreadableFile(file, "it ends earlier than its header says")
+        return sums
+
     def read_rectangle(
         self, file: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> NDArray[Any]:
