@@ -1,5 +1,6 @@
 /* Adds a run of bytes to the two sums of a shard digest: see runtime/worker/ckptcheck_worker/shard_digest.py, which defines it. */
 
+#define _FILE_OFFSET_BITS 64 /* pread of large files where pointers have 32 bits */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
