@@ -43,6 +43,19 @@ def _find_program(name: str) -> str:
     return path
 
 
+def test_a_build_in_isolation_can_make_the_index() -> None:
+    program = (
+        "import sys; from pathlib import Path; hook = Path(sys.argv[1]) / 'ckptcheck/linter/rule_index.py'\n"
+        "space = {'__name__': 'index', '__file__': str(hook)}; sys.modules['index'] = type(sys)('index')\n"
+        "exec(compile(hook.read_text(), hook, 'exec'), space); print(len(space['build_index'](Path(sys.argv[1]) / 'rules')))"
+    )
+    # neither the site's packages nor ckptcheck itself, as pip builds what it installs
+    command = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    assert int(made.stdout) > 100_000
+
+
 @pytest.mark.slow
 def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:

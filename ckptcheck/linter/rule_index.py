@@ -2,7 +2,7 @@
 
 `ckptcheck/values/hatch_build.py` generates an index when it builds a wheel. A checkout has no index: there this module parses the
 text of each rule's file, so that no build step is needed. The build hook runs this file by its path, before the package can be
-imported, so it uses only the standard library.
+imported, so it uses only the standard library: a build in isolation has nothing else.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import builtins
 import json
 import re
 from pathlib import Path
-
-import msgspec
-from msgspec import structs
+from typing import NamedTuple
 
 INDEX = "index.json"
 """The name of the index, in the folder of the rules."""
@@ -27,7 +25,7 @@ DECORATOR = re.compile(
 """The decorator of a built-in rule."""
 
 
-class RuleEntry(msgspec.Struct, frozen=True):
+class RuleEntry(NamedTuple):
     """A rule's file, with the content of its decorator and its docstring."""
 
     file: str
@@ -83,7 +81,7 @@ def build_index(folder: Path) -> str:
         entry = describe_rule(folder, path)
         if entry is None:
             raise ValueError(f"{path} is not written as a built-in rule is")
-        entries.append(structs.asdict(structs.replace(entry, condition=_find_condition(path))))
+        entries.append(entry._replace(condition=_find_condition(path))._asdict())
     return json.dumps(entries, ensure_ascii=False)
 
 
