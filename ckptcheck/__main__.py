@@ -18,7 +18,7 @@ YOUNG_OBJECTS = 50_000
 
 def main() -> None:
     """Run the command line. ``--version`` is answered before anything heavy is imported."""
-    # Imports make many objects and no garbage: searching them after each 700 takes a tenth of a small scan.
+    # Imports make many objects and no garbage: searching them after each 700 takes a twentieth of a small scan.
     gc.set_threshold(YOUNG_OBJECTS)
     try:
         _open_closed_streams()

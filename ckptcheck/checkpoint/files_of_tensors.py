@@ -35,6 +35,7 @@ class FilesOfTensors(Mapping[str, str]):
             for file in reversed(self._names):
                 if name in self._names[file]:
                     return file
+            raise KeyError(name)
         return self.table[name]
 
     def __contains__(self, name: object) -> bool:

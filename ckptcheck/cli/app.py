@@ -190,7 +190,7 @@ def _run_command_line() -> Any:
         return command_line(standalone_mode=False)
     except SystemExit as error:
         if not error.code:
-            raise  # a completion was printed or installed
+            raise  # a shell has asked for the words to offer
         # click exits with 1 when the pipe is closed, which would mean findings
         raise BrokenPipeError from error
 

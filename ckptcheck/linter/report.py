@@ -114,6 +114,9 @@ class Report(msgspec.Struct, frozen=True, eq=False):
         compared = (name for name in self.__struct_fields__ if name not in UNCOMPARED)
         return all(getattr(self, name) == getattr(other, name) for name in compared)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a struct has a comparison of its own
+
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:

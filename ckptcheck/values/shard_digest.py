@@ -94,13 +94,18 @@ def sum_memory(address: int, nbytes: int) -> Sums | None:
     return None if kernels is None else kernels.add(address, 1, nbytes, nbytes, 0, 0)
 
 
-def sum_file(file: int, begin: int, nbytes: int, start: int = 0) -> tuple[Sums, int] | None:
-    """Return the addition of a range of an open file to the two sums of its tensor, and how many of its bytes the file has.
+def sum_file(file: int, begin: int, nbytes: int, start: int = 0) -> Sums | None:
+    """Return the addition of a range of an open file to the two sums of its tensor; None where the kernel is not compiled.
 
-    None where the kernel is not compiled. file: a descriptor. start: offset of the first byte in the tensor. Raises OSError.
+    file: a descriptor. start: offset of the first byte in the tensor. Raises OSError, and EOFError if the file ends before.
     """
     kernels = _load_kernels()
-    return None if kernels is None else kernels.read(file, begin, nbytes, start)
+    if kernels is None:
+        return None
+    sums, got = kernels.read(file, begin, nbytes, start)
+    if got < nbytes:
+        raise EOFError
+    return sums
 
 
 def is_compiled() -> bool:
@@ -170,7 +175,7 @@ class Kernels(NamedTuple):
 
     add: Kernel
     read: Callable[[int, int, int, int], tuple[Sums, int]]
-    """As `sum_file`."""
+    """As `sum_file`, and also returns how many of the bytes the file has."""
 
 
 @cache
@@ -204,7 +209,7 @@ def _load_kernels() -> Kernels | None:
         add(raw, number, length, pitch, start, stride, *constants, sums)
         return sums[0], sums[1]
 
-    def sum_file(file: int, begin: int, nbytes: int, start: int) -> tuple[Sums, int]:
+    def read_compiled(file: int, begin: int, nbytes: int, start: int) -> tuple[Sums, int]:
         sums = (word * 2)()
         block = free.pop() if free else mmap.mmap(-1, READ_BYTES)  # begins at a page
         try:
@@ -216,4 +221,4 @@ def _load_kernels() -> Kernels | None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return (sums[0], sums[1]), got
 
-    return Kernels(sum_compiled, sum_file)
+    return Kernels(sum_compiled, read_compiled)

@@ -79,15 +79,11 @@ def _sum_range(source: Source, name: str, file: str, begin: int, end: int) -> Su
     with _naming(file):
         descriptor = source.open(file)
         try:
-            found = sum_file(descriptor, begin, end - begin)
+            return sum_file(descriptor, begin, end - begin)
+        except EOFError:
+            raise _end_early(file, name) from None
         finally:
             os.close(descriptor)
-    if found is None:
-        return None
-    sums, got = found
-    if got < end - begin:
-        raise _end_early(file, name)
-    return sums
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from ckptcheck.values.shard_digest import add_sums, format_sums, is_compiled, su
 from tests.benchmarks.checkpoints import TINY, count_bytes, write_dense
 from tests.benchmarks.figures import line
 from tests.benchmarks.processes import CKPTCHECK, median, ratio, run_in_turn, temporary_folder
+from tests.benchmarks.values import measure_large_folios
 
 HASH = (
     "import pathlib, sys, xxhash\n"
@@ -63,6 +64,7 @@ def main() -> None:
         [sys.executable, "-c", HASH, folder],
         [sys.executable, "-c", HASH, str(TINY)],
     )
+    line("share of large folios", f"{measure_large_folios(write_dense()):.2f}", "")
     line("xxh3-128 of the files, seconds", f"{median(hashed).seconds:.2f}", "")
     line("manifest of a tiny checkpoint, seconds", f"{median(start).seconds:.2f}", "")
     line("manifest / xxh3-128 of the files", f"{ratio(made, hashed).seconds:.2f}", "≤ 1.2")

@@ -40,7 +40,7 @@ WORKERS = (
 
 
 def measure_large_folios(folder: Path) -> float:
-    """Return the share of a checkpoint's bytes that are mapped by 2 MiB each (Linux)."""
+    """Return the share of a checkpoint's bytes that are mapped by 2 MiB each (Linux): what reads large files depends on it."""
     huge = 0
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:

@@ -141,13 +141,29 @@ def test_the_installed_script_completes(program: Path, tmp_path: Path, shell: st
 
 def test_completion_is_installed_for_the_shell_that_asks(program: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
-    # two commands: a shell that runs one alone is replaced by it, and nobody asks then
-    result = subprocess.run(
-        ["bash", "-c", "ckptcheck --install-completion; echo $?"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.stdout.splitlines()[-1] == "0", result.stderr
-    assert any("ckptcheck" in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file())
+    (tmp_path / ".bashrc").write_text("alias mine=ls", encoding="utf-8")
+
+    def call(option: str) -> str:
+        # two commands: a shell that runs one alone is replaced by it, and nobody asks then
+        command = ["bash", "-c", f"ckptcheck {option}; echo $?"]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert result.stdout.splitlines()[-1] == "0", result.stderr
+        return result.stdout.removesuffix("0\n")
+
+    for _ in range(2):
+        call("--install-completion")
+    script = (tmp_path / ".bash_completions/ckptcheck.sh").read_text(encoding="utf-8")
+    assert script == call("--show-completion")
+    assert "_CKPTCHECK_COMPLETE=bash_complete" in script
+    line = "source ~/.bash_completions/ckptcheck.sh"
+    assert (tmp_path / ".bashrc").read_text(encoding="utf-8") == f"alias mine=ls\n{line}\n"
+
+
+def test_a_shell_without_completion_is_named(program: Path) -> None:
+    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["sh", "-c", "ckptcheck --show-completion; echo $?"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "sh" not in result.stderr:
+        pytest.skip("sh is bash here")
+    assert result.stderr == "ckptcheck: there is completion for bash, zsh, fish, not for sh\n"
+    assert result.stdout == "2\n"

@@ -37,7 +37,9 @@ def save_whole(tensors: dict[str, np.ndarray], source: Path, folder: Path) -> Pa
     return folder
 
 
-def test_the_name_does_not_depend_on_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slab", [1 << 8, layout_sums.SLAB])
+def test_the_name_does_not_depend_on_shards(slab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_sums, "SLAB", slab)
     source = CHECKPOINTS / "tiny-llama-sharded"
     whole = save_whole(load_all(source), source, tmp_path / "whole")
     first, second = identity(source), identity(whole, jobs=1)

@@ -46,6 +46,15 @@ def test_the_digests_are_those_of_the_bytes(folder: Path) -> None:
         assert (entry.dtype, entry.shape) == ("F32", tensors[name].shape)
 
 
+def test_a_file_that_is_cut_while_it_is_read_has_no_manifest(folder: Path) -> None:
+    ckpt = open_checkpoint(str(folder))
+    assert ckpt.tensors
+    shard = folder / ckpt.tensor_to_file["model.norm.weight"]
+    os.truncate(shard, shard.stat().st_size - 4)
+    with pytest.raises(EvidenceError, match=rf"^{shard.name} ends before \S+ does$"):
+        manifest.build_manifest(ckpt, jobs=1)
+
+
 def test_taken_and_verified_by_command(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "manifest.json"
     taken = command("manifest", folder, "-o", file)

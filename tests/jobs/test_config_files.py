@@ -42,6 +42,7 @@ def test_yaml_merges_and_aliases() -> None:
         ("- 1\n", "job.yaml holds no mapping of keys to values, so it is no job's configuration"),
         ("", "job.yaml holds no mapping of keys to values, so it is no job's configuration"),
         ("? [a, b]\n: 1\n", "job.yaml:1 has a key that is no plain text"),
+        ("a:\t1\n", "job.yaml:1 is not YAML: found character '\\t' that cannot start any token"),  # libyaml takes it
         ("a: 1\n---\nb: 2\n", "job.yaml:2 is not YAML: but found another document"),
         ("a: " + "[" * 100 + "]" * 100, "job.yaml:1 is nested too deeply to be a configuration"),
         ("a: " + "[" * 100_000, "job.yaml is nested too deeply to be a configuration"),

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import ckptcheck
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.runner import run_rules
 from tests.paths import FIXTURES
@@ -195,3 +197,24 @@ def test_a_rule_that_was_asked_for_is_never_silent(
     assert getattr(report, outcome[0]) == (("ABC001", outcome[1]),)
     ignored = run_rules(Played(), [made("ABC001", **options), made("ABC002")], asked=asked, ignored={"ABC001": "ours"})
     assert ignored.verdict == "clean"
+
+
+def test_equal_reports_may_differ_in_what_is_shown_beside_them() -> None:
+    report = Report("a", passed=("IDX001",))
+    beside: dict[str, Any] = {
+        "unread": ("f",),
+        "headline": "h",
+        "next_step": "n",
+        "parts": ("p",),
+        "pictures": (None,),
+        "rules": (None,),
+    }
+    beside |= {"fail_on": "info"}
+    for name, value in beside.items():
+        other = structs.replace(report, **{name: value})
+        assert (other == report, other != report) == (True, False), name
+    others = set(report.__struct_fields__) - beside.keys()
+    for name in others:
+        other = structs.replace(report, **{name: "another"})
+        assert (other == report, other != report) == (False, True), name
+    assert report != "a"

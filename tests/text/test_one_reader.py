@@ -26,7 +26,7 @@ WORKER = "ckptcheck/live/runtime/worker/ckptcheck_worker/"
 ELSEWHERE: dict[str, str] = {
     "the bytes of tensors, in ranges that a header gives": """
         ckptcheck/checkpoint/source.py:read ckptcheck/checkpoint/source.py:_open_listed
-        ckptcheck/values/tensor_stream.py:_sum_range ckptcheck/values/shard_digest.py:sum_file
+        ckptcheck/values/tensor_stream.py:_sum_range ckptcheck/values/shard_digest.py:read_compiled
         ckptcheck/checkpoint/objects/bucket_of_nodes.py:read
         ckptcheck/checkpoint/megatron/megatron.py:archive ckptcheck/checkpoint/megatron/tensor_reader.py:read_tensor
         ckptcheck/compare/matching/tensor_files.py:_open ckptcheck/rollouts/files.py:_open_column

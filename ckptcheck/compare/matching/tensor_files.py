@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_OVERREAD = 8
 """A rectangle is read in one piece if that reads at most this many times its own bytes, otherwise line by line."""
+ENDS_EARLY = "it ends earlier than its header says"
 
 
 class UnreadableFile(Exception):
@@ -80,7 +81,7 @@ class TensorFiles:
         except OSError as error:
             raise UnreadableFile(file, error.strerror or str(error)) from error
         if done < buffer.size:
-            raise UnreadableFile(file, "it ends earlier than its header says")
+            raise UnreadableFile(file, ENDS_EARLY)
 
     def sum_range(self, file: str, offset: int, nbytes: int, start: int) -> tuple[int, int] | None:
         """Return the addition of a range to the two sums of its tensor's shard digest, without a copy of it.
@@ -92,15 +93,11 @@ class TensorFiles:
         if self.source.local is None:
             return None
         try:
-            found = sum_file(self._open(file), offset, nbytes, start)
+            return sum_file(self._open(file), offset, nbytes, start)
+        except EOFError:
+            raise UnreadableFile(file, ENDS_EARLY) from None
         except OSError as error:
             raise UnreadableFile(file, error.strerror or str(error)) from error
-        if found is None:
-            return None
-        sums, got = found
-        if got < nbytes:
-            raise UnreadableFile(file, "it ends earlier than its header says")
-        return sums
 
     def read_rectangle(
         self, file: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
