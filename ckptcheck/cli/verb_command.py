@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -276,7 +277,8 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     record_error, was_interrupted = None, False
     try:
         run = partial(verb.run, config=values.get("config"), observer=out.TERMINAL)
-        result = _run_each(verb, run, arguments, names)
+        with numpy_threads.one_thread() if verb.name in numpy_threads.VERBS_THAT_MAY else nullcontext():
+            result = _run_each(verb, run, arguments, names)
     except CkptcheckError as error:
         if (result := getattr(error, "report", None)) is None:
             raise

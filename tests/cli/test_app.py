@@ -15,6 +15,7 @@ import pytest
 import ckptcheck
 from ckptcheck.values.shard_digest import is_compiled
 from tests.factories.command_line import RULE, run
+from tests.paths import FIXTURES
 
 
 def test_version(here: Path) -> None:
@@ -177,10 +178,11 @@ def test_a_scan_loads_no_framework(here: Path) -> None:
         assert result.stdout.splitlines()[-1] == loaded
 
 
-def test_numpy_starts_one_thread_and_children_all(here: Path) -> None:
+@pytest.mark.parametrize("words", [["scan", "sound"], ["identity", str(FIXTURES / "megatron/critic")]])
+def test_numpy_starts_one_thread_and_children_all(words: list[str], here: Path) -> None:
     """OpenBLAS reads the variable as it is loaded, and every child inherits it."""
     program = (
-        "import os, sys; sys.argv = ['ckptcheck', 'scan', 'sound']\n"
+        f"import os, sys; sys.argv = ['ckptcheck', *{words}]\n"
         "os._exit = sys.exit\n"
         "class Watch:\n"
         "    def find_spec(self, name, *rest):\n"
